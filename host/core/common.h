@@ -9,7 +9,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include <bulkhead/plugin.h>	/* bh_status, struct bh_fact, struct bh_value */
+#include <bulkhead/plugin.h> /* bh_status, struct bh_fact, struct bh_value */
 
 #define BH_ARRAY_LEN(array) (sizeof(array) / sizeof((array)[0]))
 #define BH_MUST_CHECK __attribute__((warn_unused_result))
@@ -18,21 +18,21 @@
 
 /* bh_auto(bh_thing_free) struct bh_thing *thing = NULL; frees on every way out; bh_steal(&thing) is
  * the one way out for the value. The destructor takes the pointer and returns NULL. */
-#define BH_DEFINE_AUTO(type, destructor)                                    \
-	static inline void destructor##_auto(type **object)                 \
-	{                                                                   \
-		if (*object)                                                \
-			destructor(*object);                                \
+#define BH_DEFINE_AUTO(type, destructor)                                                           \
+	static inline void destructor##_auto(type **object)                                        \
+	{                                                                                          \
+		if (*object)                                                                       \
+			destructor(*object);                                                       \
 	}
 #define bh_auto(destructor) __attribute__((cleanup(destructor##_auto)))
-#define bh_steal(pointer)                                                   \
-	({                                                                  \
-		__typeof__(pointer) bh_from_ = (pointer);                   \
-		__typeof__(*bh_from_) bh_value_ = *bh_from_;                \
-		*bh_from_ = NULL;                                           \
-		bh_value_;                                                  \
+#define bh_steal(pointer)                                                                          \
+	({                                                                                         \
+		__typeof__(pointer) bh_from_ = (pointer);                                          \
+		__typeof__(*bh_from_) bh_value_ = *bh_from_;                                       \
+		*bh_from_ = NULL;                                                                  \
+		bh_value_;                                                                         \
 	})
-#define bh_container_of(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+#define bh_container_of(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
 
 static inline void bh_free_auto(void *pointer)
 {

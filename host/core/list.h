@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* list - intrusive doubly linked list with a sentinel. A link that is in no list points to itself. */
+/* list - intrusive doubly linked list with a sentinel. A link that is in no list points to itself.
+ */
 #ifndef BH_HOST_CORE_LIST_H
 #define BH_HOST_CORE_LIST_H
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* value - arguments and results on the host's side of the ABI, and the memory they refer to.
  *
- * Every bh_value that the host holds is deeply owned: text and lists are its own heap memory (text has
- * a NUL behind it), buffers and objects are references. Thread: any; `free` of a buffer or an object
- * runs on the thread that drops the last reference, never needs the GIL and never blocks (GIL-9). */
+ * Every bh_value that the host holds is deeply owned: text and lists are its own heap memory (text
+ * has a NUL behind it), buffers and objects are references. Thread: any; `free` of a buffer or an
+ * object runs on the thread that drops the last reference, never needs the GIL and never blocks
+ * (GIL-9). */
 #ifndef BH_HOST_CORE_VALUE_H
 #define BH_HOST_CORE_VALUE_H
 
@@ -14,7 +15,7 @@
 struct bh_buffer {
 	_Atomic uint32_t refs;			/* A: release on drop, acquire by the last */
 	struct bh_buffer_info info;		/* I */
-	void (*free)(struct bh_buffer *buffer);	/* I */
+	void (*free)(struct bh_buffer *buffer); /* I */
 };
 
 struct bh_object {
@@ -23,16 +24,17 @@ struct bh_object {
 };
 
 struct bh_buffer *bh_buffer_ref(struct bh_buffer *buffer);
-void bh_buffer_unref(struct bh_buffer *buffer);		/* NULL is fine */
+void bh_buffer_unref(struct bh_buffer *buffer); /* NULL is fine */
 struct bh_object *bh_object_ref(struct bh_object *object);
 void bh_object_unref(struct bh_object *object);
 
-const char *bh_type_name(uint32_t type);		/* "int"; NULL for no type */
+const char *bh_type_name(uint32_t type); /* "int"; NULL for no type */
 /* Copies text and lists, takes references. -ENOMEM leaves `*ret` as BH_TYPE_NONE. */
 bh_status bh_value_copy(const struct bh_value *from, struct bh_value *ret) BH_MUST_CHECK;
-/* As copy, but a buffer's or object's reference passes over from `from`, at any depth, also on failure. */
+/* As copy, but a buffer's or object's reference passes over from `from`, at any depth, also on
+ * failure. */
 bh_status bh_value_take(const struct bh_value *from, struct bh_value *ret) BH_MUST_CHECK;
-void bh_value_clear(struct bh_value *value);		/* releases what it owns; then BH_TYPE_NONE */
+void bh_value_clear(struct bh_value *value); /* releases what it owns; then BH_TYPE_NONE */
 static inline struct bh_value bh_value_steal(struct bh_value *value)
 {
 	struct bh_value out = *value;
@@ -46,8 +48,8 @@ struct bh_args {
 	uint32_t n;
 	struct bh_value v[];
 };
-struct bh_args *bh_args_new(uint32_t n);		/* all BH_TYPE_NONE; NULL without memory */
-struct bh_args *bh_args_free(struct bh_args *args);	/* clears each; returns NULL */
+struct bh_args *bh_args_new(uint32_t n);	    /* all BH_TYPE_NONE; NULL without memory */
+struct bh_args *bh_args_free(struct bh_args *args); /* clears each; returns NULL */
 BH_DEFINE_AUTO(struct bh_args, bh_args_free)
 
 #endif

@@ -13,13 +13,13 @@
 #define BH_VIEWS_MAX 32
 
 struct bh_view {
-	const char *name;				/* "gil" is GET /v1/gil */
-	json_t *(*render)(void *arg);			/* a new reference; NULL without memory */
+	const char *name;	      /* "gil" is GET /v1/gil */
+	json_t *(*render)(void *arg); /* a new reference; NULL without memory */
 	void *arg;
 };
 
 struct bh_views {
-	_Atomic uint32_t n;				/* A: release after the row is written */
+	_Atomic uint32_t n; /* A: release after the row is written */
 	struct bh_view rows[BH_VIEWS_MAX];
 };
 

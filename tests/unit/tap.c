@@ -38,7 +38,8 @@ static bool wanted(int argc, char **argv, const char *name)
 	return any;
 }
 
-int bh_tap_main(int argc, char **argv, const char *suite_name, const struct bh_test *tests, unsigned n_tests)
+int bh_tap_main(int argc, char **argv, const char *suite_name, const struct bh_test *tests,
+		unsigned n_tests)
 {
 	CU_pSuite suite;
 	unsigned planned = 0;
@@ -49,14 +50,17 @@ int bh_tap_main(int argc, char **argv, const char *suite_name, const struct bh_t
 		return 99;
 	suite = CU_add_suite(suite_name, NULL, NULL);
 	for (unsigned i = 0; suite && i < n_tests; i++)
-		if (wanted(argc, argv, tests[i].name) && CU_add_test(suite, tests[i].name, tests[i].run))
+		if (wanted(argc, argv, tests[i].name) &&
+		    CU_add_test(suite, tests[i].name, tests[i].run))
 			planned++;
 	printf("1..%u\n", planned);
 	CU_set_test_start_handler(on_start);
 	CU_set_test_complete_handler(on_complete);
 	CU_run_all_tests();
-	fprintf(stderr, "%u passed, %u failed, %u skipped\n", tap_n - tap_failed - tap_skipped, tap_failed, tap_skipped);
-	planned = tap_failed || tap_n != planned || tap_n == 0 || CU_get_number_of_failure_records() != 0;
+	fprintf(stderr, "%u passed, %u failed, %u skipped\n", tap_n - tap_failed - tap_skipped,
+		tap_failed, tap_skipped);
+	planned = tap_failed || tap_n != planned || tap_n == 0 ||
+		  CU_get_number_of_failure_records() != 0;
 	CU_cleanup_registry();
 	return planned ? 1 : 0;
 }

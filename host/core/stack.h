@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* stack - the native stack of another thread of this process (EXIT-4, CP-3).
+ *
+ * A real-time signal (SIGRTMIN+2) has the thread take its own backtrace; whoever asks waits with a
+ * deadline. The signal interrupts poll and nanosleep in the thread with EINTR: ask only about a
+ * thread that is stuck. A thread that blocks all signals gives none: then its kernel wait channel
+ * and system call are told instead. Thread: any, one at a time (others wait their turn within their
+ * deadline). */
+#ifndef BH_HOST_CORE_STACK_H
+#define BH_HOST_CORE_STACK_H
+
+#include "host/core/clock.h"
+#include "host/core/error.h"
+
+/* Installs the handler and warms backtrace() up (it loads libgcc at first use). Before threads are
+ * made. */
+bh_status bh_stack_init(struct bh_error *err) BH_MUST_CHECK;
+int bh_stack_signal(void);
+/* "libm.so.6:sin+0x12 < plugin.so:compute+0x40 < …", innermost first, cut at `size`; without a
+ * stack: "no stack (signals blocked): wchan=… syscall=…". Returns the length written. */
+size_t bh_stack_render(uint32_t tid, struct bh_deadline until, char *buffer, size_t size);
+
+#endif

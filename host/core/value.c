@@ -1,0 +1,204 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* value - see value.h. */
+#include "config.h"
+
+#include "host/core/value.h"
+
+#include <errno.h>
+#include <string.h>
+
+/* Deeper lists are refused: copying recurses, and what a plugin hands in must not end our stack. */
+#define DEPTH_MAX 64
+
+struct bh_buffer *bh_buffer_ref(struct bh_buffer *buffer)
+{
+	/* Relaxed: who takes a reference has one already, or a lock that orders it. */
+	atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+	return buffer;
+}
+
+void bh_buffer_unref(struct bh_buffer *buffer)
+{
+	if (!buffer || atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	buffer->free(buffer);
+}
+
+struct bh_object *bh_object_ref(struct bh_object *object)
+{
+	atomic_fetch_add_explicit(&object->refs, 1, memory_order_relaxed);
+	return object;
+}
+
+void bh_object_unref(struct bh_object *object)
+{
+	if (!object || atomic_fetch_sub_explicit(&object->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	object->free(object);
+}
+
+const char *bh_type_name(uint32_t type)
+{
+	static const char *const names[] = {
+		[BH_TYPE_NONE] = "none",     [BH_TYPE_BOOL] = "bool", [BH_TYPE_INT] = "int",
+		[BH_TYPE_FLOAT] = "float",   [BH_TYPE_STR] = "str",   [BH_TYPE_BYTES] = "bytes",
+		[BH_TYPE_BUFFER] = "buffer", [BH_TYPE_LIST] = "list", [BH_TYPE_HANDLE] = "handle",
+		[BH_TYPE_OBJECT] = "object",
+	};
+
+	return type < BH_ARRAY_LEN(names) ? names[type] : NULL;
+}
+
+static bh_status copy_text(const struct bh_value *from, struct bh_value *ret)
+{
+	uint64_t length = from->as.text.length;
+	char *data;
+
+	if (length >= PTRDIFF_MAX)
+		return -ENOMEM;
+	data = malloc((size_t)length + 1);
+	if (!data)
+		return -ENOMEM;
+	if (length)
+		memcpy(data, from->as.text.data, (size_t)length);
+	data[length] = '\0';
+	*ret = (struct bh_value){ .type = from->type, .as.text = { data, length } };
+	return 0;
+}
+
+static bh_status copy_deep(const struct bh_value *from, struct bh_value *ret, unsigned depth);
+
+static bh_status copy_list(const struct bh_value *from, struct bh_value *ret, unsigned depth)
+{
+	uint64_t count = from->as.list.count;
+	struct bh_value list = { .type = BH_TYPE_LIST };
+	struct bh_value *items;
+
+	if (depth == DEPTH_MAX)
+		return -EINVAL;
+	if (count == 0) {
+		*ret = list;
+		return 0;
+	}
+	if (count > PTRDIFF_MAX / sizeof(*items))
+		return -ENOMEM;
+	items = calloc(count, sizeof(*items));
+	if (!items)
+		return -ENOMEM;
+	list.as.list = (struct bh_items){ items, count };
+	for (uint64_t i = 0; i < count; i++) {
+		bh_status st = copy_deep(&from->as.list.items[i], &items[i], depth + 1);
+
+		if (st < 0) {
+			bh_value_clear(&list);
+			return st;
+		}
+	}
+	*ret = list;
+	return 0;
+}
+
+/* `*ret` is BH_TYPE_NONE on entry and stays so on failure. */
+static bh_status copy_deep(const struct bh_value *from, struct bh_value *ret, unsigned depth)
+{
+	switch ((int)from->type) { /* the number comes from a plugin: any may arrive */
+	case BH_TYPE_NONE:
+		return 0;
+	case BH_TYPE_BOOL:
+	case BH_TYPE_INT:
+	case BH_TYPE_FLOAT:
+	case BH_TYPE_HANDLE:
+		*ret = *from;
+		ret->reserved = 0;
+		return 0;
+	case BH_TYPE_STR:
+	case BH_TYPE_BYTES:
+		return copy_text(from, ret);
+	case BH_TYPE_LIST:
+		return copy_list(from, ret, depth);
+	case BH_TYPE_BUFFER:
+		if (!from->as.buffer)
+			return -EINVAL;
+		*ret = (struct bh_value){ .type = BH_TYPE_BUFFER,
+					  .as.buffer = bh_buffer_ref(from->as.buffer) };
+		return 0;
+	case BH_TYPE_OBJECT:
+		if (!from->as.object)
+			return -EINVAL;
+		*ret = (struct bh_value){ .type = BH_TYPE_OBJECT,
+					  .as.object = bh_object_ref(from->as.object) };
+		return 0;
+	default:
+		return -EINVAL;
+	}
+}
+
+bh_status bh_value_copy(const struct bh_value *from, struct bh_value *ret)
+{
+	*ret = (struct bh_value){ .type = BH_TYPE_NONE };
+	return copy_deep(from, ret, 0);
+}
+
+/* Drops the references that a borrowed value carries; its text and lists are not ours to free. */
+static void drop_references(const struct bh_value *value)
+{
+	if (value->type == BH_TYPE_BUFFER)
+		bh_buffer_unref(value->as.buffer);
+	else if (value->type == BH_TYPE_OBJECT)
+		bh_object_unref(value->as.object);
+	else if (value->type == BH_TYPE_LIST)
+		for (uint64_t i = 0; i < value->as.list.count; i++)
+			drop_references(&value->as.list.items[i]);
+}
+
+bh_status bh_value_take(const struct bh_value *from, struct bh_value *ret)
+{
+	/* Copy, then drop: a failure in the middle then needs no book of what has passed over
+	 * yet. */
+	bh_status st = bh_value_copy(from, ret);
+
+	drop_references(from);
+	return st;
+}
+
+void bh_value_clear(struct bh_value *value)
+{
+	struct bh_value old = bh_value_steal(value);
+
+	switch ((int)old.type) {
+	case BH_TYPE_STR:
+	case BH_TYPE_BYTES:
+		free((char *)old.as.text.data);
+		break;
+	case BH_TYPE_LIST:
+		for (uint64_t i = 0; i < old.as.list.count; i++)
+			bh_value_clear((struct bh_value *)&old.as.list.items[i]);
+		free((struct bh_value *)old.as.list.items);
+		break;
+	case BH_TYPE_BUFFER:
+		bh_buffer_unref(old.as.buffer);
+		break;
+	case BH_TYPE_OBJECT:
+		bh_object_unref(old.as.object);
+		break;
+	default:
+		break;
+	}
+}
+
+struct bh_args *bh_args_new(uint32_t n)
+{
+	struct bh_args *args = calloc(1, sizeof(*args) + n * sizeof(args->v[0]));
+
+	if (args)
+		args->n = n;
+	return args;
+}
+
+struct bh_args *bh_args_free(struct bh_args *args)
+{
+	for (uint32_t i = 0; args && i < args->n; i++)
+		bh_value_clear(&args->v[i]);
+	free(args);
+	return NULL;
+}

@@ -1,0 +1,969 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* test_supervisor - build, stop, failure, giving up and join of host/core/supervisor.c and
+ * worker.c. */
+#include "config.h"
+
+#include "tests/unit/pool_fixture.h"
+
+static bool was_announced(struct fixture *fx, enum bh_pool_state state)
+{
+	return atomic_load(&fx->announced) & (1u << state);
+}
+
+/* ---- SUP-1, SUP-2 ---------------------------------------------------------------------------- */
+
+static void sup1_owner_thread(void)
+{
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	CU_ASSERT_TRUE(UNTIL(was_announced(&fx, BH_POOL_READY)));
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
+	CU_ASSERT_STRING_EQUAL(fx.open_thread, "fixture/sup");
+	CU_ASSERT_STRING_EQUAL(fx.close_thread, "fixture/sup");
+	CU_ASSERT_EQUAL(fx.n_open, 1);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+	CU_ASSERT_TRUE(was_announced(&fx, BH_POOL_CLEAN));
+	CU_ASSERT_TRUE(UNTIL(fixture_threads() == 0));
+}
+
+static void sup2_open_fails(void)
+{
+	struct fixture fx;
+	struct bh_error err = { .status = 0 }, cause;
+
+	fixture_init(&fx, 2, 8);
+	fx.open_fails = true;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, &err), -ENODEV);
+	CU_ASSERT_STRING_EQUAL(err.id, "fixture.no-device");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "device"), "7");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "pool"), "fixture");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "step"), "open");
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_BUILD_FAILED);
+	CU_ASSERT_TRUE(was_announced(&fx, BH_POOL_BUILD_FAILED) &&
+		       !was_announced(&fx, BH_POOL_READY));
+	CU_ASSERT_EQUAL(fx.n_close, 0); /* what never opened is not closed */
+	CU_ASSERT_EQUAL(fx.n_started, 0);
+	CU_ASSERT_TRUE(UNTIL(fixture_threads() == 0));
+}
+
+static void sup2_third_worker_fails(void)
+{
+	struct fixture fx;
+	struct bh_error err = { .status = 0 };
+
+	fixture_init(&fx, 5, 8);
+	fx.config.n_progress = 2;
+	fx.start_fails_at = 2;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, &err), -ENXIO);
+	CU_ASSERT_STRING_EQUAL(err.id, "fixture.start");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "step"), "worker_start");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "worker"), "2");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_BUILD_FAILED);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+	CU_ASSERT_EQUAL(fx.n_started,
+			fx.n_stopped); /* each that started was stopped, the failed one not */
+	CU_ASSERT_EQUAL(fx.n_progress, 0);
+	CU_ASSERT_TRUE(UNTIL(fixture_threads() == 0));
+}
+
+static void end_this_thread(struct fixture *fx)
+{
+	(void)fx;
+	pthread_exit(NULL);
+}
+
+static void sup2_supervisor_vanishes(void)
+{
+	struct fixture fx;
+	struct bh_error err = { .status = 0 };
+
+	fixture_init(&fx, 2, 8);
+	fx.on_open = end_this_thread;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, &err), -ECHILD);
+	CU_ASSERT_STRING_EQUAL(err.id, "pool.supervisor-lost");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "step"), "open");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_BUILD_FAILED);
+
+	fixture_init(&fx, 2, 8);
+	fx.on_close = end_this_thread;
+	fixture_start(&fx);
+	CU_ASSERT_EQUAL(fixture_outcome(fixture_submit(&fx, fn_nop, NULL)), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_FAILED);
+	CU_ASSERT_EQUAL(fx.n_close, 1); /* not called again */
+	CU_ASSERT_EQUAL(fx.n_stopped, 2);
+}
+
+static void end_this_worker(struct fixture *fx, uint32_t worker)
+{
+	(void)fx;
+	if (worker == 1)
+		pthread_exit(NULL);
+}
+
+static void sup2_worker_vanishes_in_start(void)
+{
+	struct fixture fx;
+	struct bh_error err = { .status = 0 };
+
+	fixture_init(&fx, 3, 8);
+	fx.on_start = end_this_worker;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, &err), -ECHILD);
+	CU_ASSERT_STRING_EQUAL(err.id, "pool.thread-lost");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "thread"), "fixture/1");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_BUILD_FAILED);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+static struct gate build_gate;
+
+static void wait_at_build_gate(struct fixture *fx)
+{
+	(void)fx;
+	gate_pass(&build_gate);
+}
+
+static void stopped_while_building(void)
+{
+	struct fixture fx;
+	struct bh_error err = { .status = 0 };
+
+	build_gate = (struct gate){ 0 };
+	fixture_init(&fx, 2, 8);
+	fx.on_open = wait_at_build_gate;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), -EALREADY);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&build_gate.arrived) == 1));
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, SOON_MS(5), &err), -ETIMEDOUT);
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "step"), "open");
+	bh_pool_stop(fx.pool, PAST, PAST); /* returns while open still hangs (SUP-3) */
+	CU_ASSERT_EQUAL(bh_pool_state(fx.pool), BH_POOL_BUILDING);
+	gate_open(&build_gate);
+	bh_error_clear(&err);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, &err), -ECANCELED);
+	CU_ASSERT_STRING_EQUAL(err.id, "pool.stopped");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+	CU_ASSERT_FALSE(was_announced(&fx, BH_POOL_READY));
+}
+
+static void never_started(void)
+{
+	struct fixture fx;
+	json_t *report = NULL;
+
+	fixture_init(&fx, 2, 8);
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, NULL), -EINVAL);
+	CU_ASSERT_EQUAL(bh_pool_wait_ended(fx.pool, PAST, NULL), -ETIMEDOUT);
+	bh_pool_stop(fx.pool, PAST, PAST);
+	CU_ASSERT_TRUE(was_announced(&fx, BH_POOL_CLEAN));
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), -EALREADY);
+	CU_ASSERT_FALSE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_PTR_NULL(report);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+	CU_ASSERT_EQUAL(fx.n_open, 0);
+	CU_ASSERT_PTR_NULL(bh_pool_free(NULL));
+}
+
+/* ---- SUP-3 ----------------------------------------------------------------------------------- */
+
+static bh_status fn_stop(struct fixture *fx, struct bh_task *task, void *arg)
+{
+	(void)task;
+	(void)arg;
+	bh_pool_stop(fx->pool, PATIENCE, PATIENCE);
+	bh_pool_stop(fx->pool, PATIENCE, PATIENCE);
+	return fixture_try(fx, fn_nop, NULL, NULL, NULL, NULL) == BH_CLOSED ? 0 : -EINVAL;
+}
+
+static void sup3_from_a_worker(void)
+{
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	CU_ASSERT_EQUAL(fixture_outcome(fixture_submit(&fx, fn_stop, NULL)), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static void sup3_earliest_deadline(void)
+{
+	struct gate gate = { 0 };
+	struct bh_ticket *running, *queued;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	running = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	queued = fixture_submit(&fx, fn_nop, NULL);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	bh_pool_stop(fx.pool, PAST, PATIENCE);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE); /* does not give time back */
+	CU_ASSERT_EQUAL(fixture_outcome(queued), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(running), BH_OUTCOME_NONE);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(running), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static void drains_what_it_has(void)
+{
+	struct gate gate = { 0 };
+	struct bh_pool_books books;
+	struct bh_ticket *last = NULL;
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 64);
+	fixture_start(&fx);
+	bh_ticket_unref(fixture_submit(&fx, fn_gate, &gate));
+	bh_ticket_unref(fixture_submit(&fx, fn_gate, &gate));
+	for (int i = 0; i < 40; i++) {
+		bh_ticket_unref(last);
+		last = fixture_submit(&fx, fn_nop, NULL);
+	}
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(last), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	bh_pool_books(fx.pool, &books);
+	CU_ASSERT_EQUAL(books.done, 42);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static void running_are_told_at_the_drain_deadline(void)
+{
+	_Atomic int running = 0;
+	struct bh_ticket *ticket;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	ticket = fixture_submit(&fx, fn_until_cancelled, &running);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&running) == 1));
+	bh_pool_stop(fx.pool, SOON_MS(5), PATIENCE);
+	CU_ASSERT_EQUAL(fixture_outcome(ticket), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+/* ---- SUP-5 ----------------------------------------------------------------------------------- */
+
+static void sup5_close_fails(void)
+{
+	struct fixture fx;
+	struct bh_error cause;
+
+	fixture_init(&fx, 1, 8);
+	fx.close_fails = true;
+	fixture_start(&fx);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_STRING_EQUAL(cause.id, "fixture.close");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "reason"), "still busy");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+	CU_ASSERT_TRUE(was_announced(&fx, BH_POOL_FAILED));
+}
+
+static void sup5_worker_stop_fails(void)
+{
+	struct fixture fx;
+	struct bh_error cause;
+
+	fixture_init(&fx, 3, 8);
+	fx.stop_fails_at = 1;
+	fixture_start(&fx);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_STRING_EQUAL(cause.id, "fixture.stop");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "worker"), "1");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+	CU_ASSERT_EQUAL(fx.n_stopped, 3);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+static bh_status fn_end_thread(struct fixture *fx, struct bh_task *task, void *arg)
+{
+	(void)fx;
+	(void)arg;
+	bh_task_set_result(
+		task, (struct bh_value){ .type = BH_TYPE_STR, .as.text = { strdup("lost"), 4 } });
+	pthread_exit(NULL);
+}
+
+struct nested {
+	struct bh_ticket *inner;
+};
+
+static bh_status fn_end_thread_inside(struct fixture *fx, struct bh_task *task, void *arg)
+{
+	struct nested *nested = arg;
+
+	nested->inner = fixture_submit(fx, fn_end_thread, NULL);
+	return bh_ticket_wait(nested->inner, PATIENCE, bh_task_error(task));
+}
+
+static void sup5_worker_vanishes(void)
+{
+	struct gate gate = { 0 };
+	struct nested nested = { 0 };
+	struct bh_ticket *outer, *running;
+	struct bh_error cause;
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	running = fixture_submit(&fx, fn_gate, &gate); /* keeps the other worker busy */
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	outer = fixture_submit(&fx, fn_end_thread_inside, &nested);
+	CU_ASSERT_EQUAL(bh_ticket_wait(outer, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(outer), BH_OUTCOME_FAILED);
+	CU_ASSERT_STRING_EQUAL(outer->error.id, "pool.thread-lost");
+	CU_ASSERT_EQUAL(fixture_outcome(nested.inner), BH_OUTCOME_FAILED);
+	bh_ticket_unref(outer);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(running), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "op"), "call");
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+	CU_ASSERT_EQUAL(fx.n_stopped, 1);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+static void end_in_cancel(struct fixture *fx, uint64_t task_id)
+{
+	(void)fx;
+	(void)task_id;
+	pthread_exit(NULL);
+}
+
+static void sup5_supervisor_vanishes_in_cancel(void)
+{
+	_Atomic uint64_t id = 0;
+	_Atomic int running = 0;
+	struct bh_ticket *pending, *other;
+	struct bh_error cause;
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 8);
+	fx.config.n_progress = 1;
+	fx.on_cancel = end_in_cancel;
+	fixture_start(&fx);
+	pending = fixture_submit(&fx, fn_pend, &id);
+	other = fixture_submit(&fx, fn_until_cancelled, &running);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0 && atomic_load(&running) == 1));
+	bh_ticket_cancel(pending, false);
+	CU_ASSERT_EQUAL(fixture_outcome(pending), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(fixture_outcome(other), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_STRING_EQUAL(cause.id, "pool.supervisor-lost");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "step"), "cancel");
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+	CU_ASSERT_EQUAL(fx.n_progress, 0);
+}
+
+static void failed_at_run_time(void)
+{
+	struct gate gate = { 0 };
+	struct bh_error cause = { .status = 0 }, err = { .status = 0 };
+	struct bh_ticket *running, *queued;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	running = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	queued = fixture_submit(&fx, fn_nop, NULL);
+	bh_raise(&cause, -EIO, "fixture.poisoned", BH_INT("device", 2));
+	bh_pool_fail(fx.pool, &cause);
+	CU_ASSERT_EQUAL(fixture_try(&fx, fn_nop, NULL, NULL, NULL, &err), BH_CLOSED);
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "cause"), "fixture.poisoned");
+	CU_ASSERT_EQUAL(bh_ticket_wait(queued, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(queued), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_STRING_EQUAL(queued->error.id, "pool.failed");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&queued->error, "cause"), "fixture.poisoned");
+	bh_ticket_unref(queued);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(running), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+static bh_status fn_report_failed(struct fixture *fx, struct bh_task *task, void *arg)
+{
+	struct bh_error cause = { .status = 0 };
+
+	(void)task;
+	gate_pass(arg);
+	bh_raise(&cause, -EIO, "fixture.poisoned");
+	bh_pool_fail(fx->pool, &cause);
+	return 0;
+}
+
+static void nothing_runs_after_a_failure(void)
+{
+	for (int round = 0; round < 20; round++) {
+		struct gate gate = { 0 };
+		struct bh_ticket *first, *queued[4];
+		struct fixture fx;
+
+		fixture_init(&fx, 1, 8);
+		fixture_start(&fx);
+		first = fixture_submit(&fx, fn_report_failed, &gate);
+		for (int i = 0; i < 4; i++)
+			queued[i] = fixture_submit(&fx, fn_nop, NULL);
+		gate_open(&gate);
+		CU_ASSERT_EQUAL(fixture_outcome(first), BH_OUTCOME_DONE);
+		for (int i = 0; i < 4; i++)
+			CU_ASSERT_EQUAL(fixture_outcome(queued[i]), BH_OUTCOME_CANCELLED);
+		CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+		CU_ASSERT_EQUAL(fx.n_run, 1);
+	}
+}
+
+static bh_status fn_complete_then_gate(struct fixture *fx, struct bh_task *task, void *arg)
+{
+	bh_status st = bh_pool_complete(fx->pool, bh_task_id(task), 0, NULL, NULL);
+
+	gate_pass(arg);
+	return st < 0 ? st : BH_PENDING;
+}
+
+static void told_is_not_cancelled(void)
+{
+	struct gate gate = { 0 };
+	_Atomic int running = 0;
+	struct bh_ticket *told, *other;
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	told = fixture_submit(&fx, fn_complete_then_gate, &gate);
+	other = fixture_submit(&fx, fn_until_cancelled, &running);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1 && atomic_load(&running) == 1));
+	CU_ASSERT_EQUAL(bh_ticket_outcome(told), BH_OUTCOME_DONE);
+	bh_pool_stop(fx.pool, PAST, PATIENCE);
+	CU_ASSERT_EQUAL(fixture_outcome(other), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_NOT_EQUAL(fx.cancelled_id, told->task_id);
+	CU_ASSERT_EQUAL(bh_pool_state(fx.pool), BH_POOL_DRAINING); /* run() has not come back */
+	gate_open(&gate);
+	bh_ticket_unref(told);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+/* ---- SUP-6 ----------------------------------------------------------------------------------- */
+
+static void sup6_join(void)
+{
+	struct fixture fx;
+	struct bh_error err = { .status = 0 };
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, PATIENCE, &err), -EBUSY);
+	CU_ASSERT_STRING_EQUAL(err.id, "pool.join-early");
+	CU_ASSERT_EQUAL(bh_pool_wait_ended(fx.pool, SOON_MS(5), NULL), -ETIMEDOUT);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, PAST, NULL), 0); /* replayed */
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+struct self_join {
+	bh_status joined;
+	struct gate gate;
+};
+
+static void join_myself(struct bh_pool *pool, enum bh_pool_state state, void *arg)
+{
+	struct self_join *self = arg;
+
+	/* Only a test calls the pool from here: to be on the supervisor after its end is
+	 * published. */
+	if (state == BH_POOL_CLEAN) {
+		self->joined = bh_pool_join(pool, PATIENCE, NULL);
+		gate_pass(&self->gate);
+	}
+}
+
+static void sup6_not_by_itself(void)
+{
+	struct self_join self = { .joined = 0 };
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fx.config.announce = join_myself;
+	fx.config.announce_arg = &self;
+	fixture_start(&fx);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&self.gate.arrived) == 1));
+	CU_ASSERT_EQUAL(self.joined, -EDEADLK);
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, SOON_MS(5), NULL),
+			-ETIMEDOUT); /* published, not ended */
+	gate_open(&self.gate);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static void *join_it(void *arg)
+{
+	return (void *)(intptr_t)bh_pool_join(arg, PATIENCE, NULL);
+}
+
+static void sup6_two_joiners(void)
+{
+	struct fixture fx;
+	pthread_t threads[2];
+	void *result;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	for (int i = 0; i < 2; i++)
+		CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, join_it, fx.pool), 0);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(threads[i], &result);
+		CU_ASSERT_EQUAL((intptr_t)result, 0);
+	}
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+/* ---- SUP-10 and giving up -------------------------------------------------------------------- */
+
+struct witness {
+	struct bh_object object;
+	_Atomic int freed;
+};
+
+static void witness_free(struct bh_object *object)
+{
+	atomic_fetch_add(&bh_container_of(object, struct witness, object)->freed, 1);
+}
+
+static struct bh_ticket *submit_with_witness(struct fixture *fx, fixture_fn fn, void *arg,
+					     struct witness *witness)
+{
+	struct bh_submission s = { .deadline = BH_NEVER,
+				   .ticket = fixture_ticket(),
+				   .args = bh_args_new(3) };
+
+	*witness = (struct witness){ .object = { .refs = 1, .free = witness_free } };
+	s.args->v[0] =
+		(struct bh_value){ .type = BH_TYPE_HANDLE, .as.handle = (uint64_t)(uintptr_t)fn };
+	s.args->v[1] =
+		(struct bh_value){ .type = BH_TYPE_HANDLE, .as.handle = (uint64_t)(uintptr_t)arg };
+	s.args->v[2] = (struct bh_value){ .type = BH_TYPE_OBJECT, .as.object = &witness->object };
+	CU_ASSERT_EQUAL_FATAL(bh_pool_submit(fx->pool, &s, NULL), BH_ACCEPTED);
+	return s.ticket;
+}
+
+static void sup10_pending_is_abandoned(void)
+{
+	_Atomic uint64_t id = 0;
+	struct bh_value late = { .type = BH_TYPE_STR, .as.text = { strdup("late"), 4 } };
+	struct bh_pool_books books;
+	struct bh_ticket *ticket;
+	struct witness witness;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	ticket = submit_with_witness(&fx, fn_pend, &id, &witness);
+	CU_ASSERT_TRUE(UNTIL((bh_pool_books(fx.pool, &books), books.pending == 1)));
+	bh_pool_stop(fx.pool, SOON_MS(5), SOON_MS(10));
+	CU_ASSERT_EQUAL(bh_ticket_wait(ticket, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(ticket), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_STRING_EQUAL(ticket->error.id, "task.abandoned");
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(fx.cancelled_id, id);
+	bh_pool_books(fx.pool, &books);
+	CU_ASSERT_EQUAL(books.abandoned, 1);
+	CU_ASSERT_EQUAL(books.abandoned_alive, 1);
+	CU_ASSERT_EQUAL(books.pending, 0);
+	CU_ASSERT_EQUAL(witness.freed, 0); /* a late DMA lands in memory that is still ours */
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, &late, NULL), 0);
+	CU_ASSERT_EQUAL(witness.freed, 1);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(ticket), BH_OUTCOME_ABANDONED);
+	bh_pool_books(fx.pool, &books);
+	CU_ASSERT_EQUAL(books.abandoned_alive, 0);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), -ESRCH);
+	bh_ticket_unref(ticket);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static void sup10_freed_pool_keeps_it(void)
+{
+	static _Atomic uint64_t id;
+	static struct witness witness; /* referenced for ever, by intention */
+	struct bh_ticket *ticket;
+	struct bh_pool *pool;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	pool = fx.pool;
+	ticket = submit_with_witness(&fx, fn_pend, &id, &witness);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0));
+	bh_pool_stop(fx.pool, PAST, PAST);
+	CU_ASSERT_EQUAL(fixture_outcome(ticket), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN); /* frees the pool */
+	CU_ASSERT_EQUAL(witness.freed, 0);
+	CU_ASSERT_EQUAL(bh_pool_complete(pool, id, 0, NULL, NULL), 0); /* and still this is safe */
+	CU_ASSERT_EQUAL(witness.freed, 1);
+}
+
+static bh_status fn_gate_then_pend(struct fixture *fx, struct bh_task *task, void *arg)
+{
+	(void)fx;
+	(void)task;
+	return gate_pass(arg) ? BH_PENDING : -ETIME;
+}
+
+static void turns_pending_too_late(void)
+{
+	struct gate gate = { 0 };
+	struct bh_ticket *ticket;
+	struct fixture fx;
+	uint64_t id;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	ticket = fixture_submit(&fx, fn_gate_then_pend, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	bh_pool_stop(fx.pool, PAST, PAST);
+	CU_ASSERT_TRUE(UNTIL(bh_pool_state(fx.pool) == BH_POOL_EXITING));
+	gate_open(&gate);
+	id = ticket->task_id;
+	CU_ASSERT_EQUAL(fixture_outcome(ticket), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static void pending_is_told_while_a_worker_is_stuck(void)
+{
+	struct gate gate = { 0 };
+	_Atomic uint64_t id = 0;
+	struct bh_ticket *stuck, *pending;
+	struct bh_pool_books books;
+	struct fixture fx;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	stuck = fixture_submit(&fx, fn_gate, &gate);
+	pending = fixture_submit(&fx, fn_pend, &id);
+	CU_ASSERT_TRUE(UNTIL((bh_pool_books(fx.pool, &books), books.pending == 1)));
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	bh_pool_stop(fx.pool, PAST, PAST);
+	CU_ASSERT_EQUAL(bh_ticket_wait(pending, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(pending), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(stuck), BH_OUTCOME_NONE);
+	bh_ticket_unref(pending);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(stuck), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+static const json_t *stuck_thread(const json_t *report)
+{
+	const json_t *threads = json_object_get(report, "threads");
+
+	return json_array_size(threads) == 1 ? json_array_get(threads, 0) : NULL;
+}
+
+static void wedged_worker(void)
+{
+	struct gate gate = { 0 };
+	struct bh_ticket *stuck, *queued;
+	struct bh_pool_books books;
+	struct bh_error cause;
+	struct witness witness;
+	struct fixture fx;
+	json_t *report = NULL;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	stuck = submit_with_witness(&fx, fn_gate, &gate, &witness);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	queued = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 2));
+	bh_ticket_unref(queued);
+	queued = fixture_submit(&fx, fn_nop, NULL);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_EQUAL(bh_pool_state(fx.pool), BH_POOL_WEDGED);
+	CU_ASSERT_TRUE(was_announced(&fx, BH_POOL_WEDGED));
+	CU_ASSERT_EQUAL(bh_ticket_outcome(stuck), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(queued), BH_OUTCOME_CANCELLED);
+	bh_pool_books(fx.pool, &books);
+	CU_ASSERT_EQUAL(books.queued + books.running + books.pending, 0);
+	CU_ASSERT_EQUAL(books.abandoned, 2);
+	CU_ASSERT_EQUAL(books.abandoned_alive, 2);
+	CU_ASSERT_EQUAL(witness.freed, 0);
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_STRING_EQUAL(cause.id, "pool.wedged");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "op"), "call");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "step"), "run");
+	CU_ASSERT_EQUAL(json_array_size(json_object_get(report, "threads")), 2);
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "pool")), "fixture");
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "state")), "draining");
+	json_decref(report);
+	CU_ASSERT_EQUAL(bh_pool_wait_ended(fx.pool, PAST, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, SOON_MS(5), NULL), -ETIMEDOUT);
+	CU_ASSERT_FALSE(bh_pool_give_up(fx.pool, NULL));
+
+	gate_open(&gate); /* the late end is harmless */
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(witness.freed, 1);
+	bh_pool_books(fx.pool, &books);
+	CU_ASSERT_EQUAL(books.abandoned_alive, 0);
+	CU_ASSERT_EQUAL(books.abandoned, 2);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(stuck), BH_OUTCOME_ABANDONED);
+	bh_ticket_unref(stuck);
+	bh_ticket_unref(queued);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+static void wedged_in_open(void)
+{
+	struct fixture fx;
+	json_t *report = NULL;
+
+	build_gate = (struct gate){ 0 };
+	fixture_init(&fx, 2, 8);
+	fx.on_open = wait_at_build_gate;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&build_gate.arrived) == 1));
+	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "step")), "open");
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "state")), "building");
+	json_decref(report);
+	CU_ASSERT_NOT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(fixture_try(&fx, fn_nop, NULL, NULL, NULL, NULL), BH_CLOSED);
+	gate_open(&build_gate);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
+	CU_ASSERT_EQUAL(fx.n_started, 0);
+	CU_ASSERT_EQUAL(fx.n_close, 1); /* what opened late is closed */
+	CU_ASSERT_FALSE(was_announced(&fx, BH_POOL_READY));
+}
+
+static void wait_in_start(struct fixture *fx, uint32_t worker)
+{
+	(void)fx;
+	if (worker == 1)
+		gate_pass(&build_gate);
+}
+
+static void wedged_in_worker_start(void)
+{
+	struct fixture fx;
+	json_t *report = NULL;
+
+	build_gate = (struct gate){ 0 };
+	fixture_init(&fx, 2, 8);
+	fx.on_start = wait_in_start;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_TRUE(
+		UNTIL(atomic_load(&build_gate.arrived) == 1 && atomic_load(&fx.n_started) == 1));
+	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "step")), "worker_start");
+	CU_ASSERT_PTR_NOT_NULL_FATAL(json_array_get(json_object_get(report, "threads"), 0));
+	json_decref(report);
+	gate_open(&build_gate);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
+	CU_ASSERT_EQUAL(fx.n_started, fx.n_stopped);
+}
+
+static void wedged_in_close(void)
+{
+	struct fixture fx;
+	json_t *report = NULL;
+
+	build_gate = (struct gate){ 0 };
+	fixture_init(&fx, 2, 8);
+	fx.on_close = wait_at_build_gate;
+	fixture_start(&fx);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&build_gate.arrived) == 1));
+	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "step")), "close");
+	CU_ASSERT_EQUAL(json_array_size(json_object_get(report, "threads")), 0);
+	json_decref(report);
+	gate_open(&build_gate);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
+}
+
+static void one_stuck_thread_is_named(void)
+{
+	struct gate gate = { 0 };
+	struct bh_ticket *stuck;
+	const json_t *thread;
+	struct fixture fx;
+	json_t *report = NULL;
+
+	fixture_init(&fx, 3, 8);
+	fixture_start(&fx);
+	stuck = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report)); /* straight from ready */
+	thread = stuck_thread(report);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(thread);
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(thread, "op")), "call");
+	CU_ASSERT_EQUAL(json_integer_value(json_object_get(thread, "task")),
+			(json_int_t)stuck->task_id);
+	CU_ASSERT_TRUE(json_integer_value(json_object_get(thread, "tid")) > 0);
+	CU_ASSERT_TRUE(json_is_integer(json_object_get(thread, "worker")));
+	CU_ASSERT_EQUAL(
+		strncmp(json_string_value(json_object_get(thread, "thread")), "fixture/", 8), 0);
+	json_decref(report);
+	gate_open(&gate);
+	bh_ticket_unref(stuck);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
+}
+
+/* ---- many rounds ----------------------------------------------------------------------------- */
+
+struct stopper {
+	struct bh_pool *pool;
+	int delay_rounds;
+};
+
+static void *stop_it(void *arg)
+{
+	struct stopper *stopper = arg;
+
+	for (int i = 0; i < stopper->delay_rounds; i++)
+		sched_yield();
+	bh_pool_stop(stopper->pool, PATIENCE, PATIENCE);
+	return NULL;
+}
+
+/* Stops at any moment of build and run, with work under way: always an end, balanced, nothing
+ * left. */
+static void stop_at_any_moment(void)
+{
+	for (int round = 0; round < 100; round++) {
+		struct stopper stopper = { .delay_rounds = round * 3 };
+		struct fixture fx;
+		pthread_t thread;
+
+		fixture_init(&fx, 1 + (uint32_t)round % 4, 16);
+		fx.config.n_progress = (uint32_t)round % 2;
+		fixture_make(&fx);
+		stopper.pool = fx.pool;
+		CU_ASSERT_EQUAL_FATAL(bh_pool_start(fx.pool, NULL), 0);
+		CU_ASSERT_EQUAL_FATAL(pthread_create(&thread, NULL, stop_it, &stopper), 0);
+		for (;;) {
+			enum bh_admission admission =
+				fixture_try(&fx, fn_nop, NULL, NULL, NULL, NULL);
+
+			if (admission == BH_CLOSED && bh_pool_state(fx.pool) != BH_POOL_BUILDING)
+				break;
+			sched_yield();
+		}
+		pthread_join(thread, NULL);
+		CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+		CU_ASSERT_EQUAL(fx.n_open, fx.n_close);
+		CU_ASSERT_EQUAL(fx.n_started, fx.n_stopped);
+	}
+	CU_ASSERT_TRUE(UNTIL(fixture_threads() == 0));
+}
+
+static void *give_it_up(void *arg)
+{
+	struct stopper *stopper = arg;
+
+	for (int i = 0; i < stopper->delay_rounds; i++)
+		sched_yield();
+	(void)bh_pool_give_up(stopper->pool, NULL);
+	return NULL;
+}
+
+static void give_up_at_any_moment(void)
+{
+	for (int round = 0; round < 100; round++) {
+		struct stopper stopper = { .delay_rounds = round * 3 };
+		enum bh_pool_state state;
+		struct fixture fx;
+		pthread_t thread;
+
+		fixture_init(&fx, 1 + (uint32_t)round % 4, 16);
+		fixture_start(&fx);
+		stopper.pool = fx.pool;
+		CU_ASSERT_EQUAL_FATAL(pthread_create(&thread, NULL, give_it_up, &stopper), 0);
+		while (fixture_try(&fx, fn_nop, NULL, NULL, NULL, NULL) != BH_CLOSED) {
+			if (round % 2)
+				bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+			sched_yield();
+		}
+		pthread_join(thread, NULL);
+		state = fixture_end(&fx);
+		CU_ASSERT_TRUE(state == BH_POOL_WEDGED || (state == BH_POOL_CLEAN && round % 2));
+	}
+}
+
+static const struct bh_test tests[] = {
+	{ "SUP-1: open and close run on the supervisor, no thread is left", sup1_owner_thread },
+	{ "SUP-2: open fails, the cause comes back, nothing is left", sup2_open_fails },
+	{ "SUP-2: the third worker fails to start, what was built is undone",
+	  sup2_third_worker_fails },
+	{ "SUP-2: a supervisor that ends itself has published", sup2_supervisor_vanishes },
+	{ "SUP-2: a worker that ends itself in worker_start fails the build",
+	  sup2_worker_vanishes_in_start },
+	{ "SUP-3: asked to stop while building, it ends clean", stopped_while_building },
+	{ "SUP-3: a pool that was never started can be stopped", never_started },
+	{ "SUP-3: a worker of the pool can stop it, twice", sup3_from_a_worker },
+	{ "SUP-3: the earliest deadline counts", sup3_earliest_deadline },
+	{ "stop: what was accepted is worked off", drains_what_it_has },
+	{ "stop: running tasks are told at the drain deadline",
+	  running_are_told_at_the_drain_deadline },
+	{ "SUP-5: an error of close ends as failed with that cause", sup5_close_fails },
+	{ "SUP-5: an error of worker_stop ends as failed with that cause", sup5_worker_stop_fails },
+	{ "SUP-5: a worker that vanishes fails its tasks and its pool", sup5_worker_vanishes },
+	{ "SUP-5: a supervisor that vanishes while serving has published",
+	  sup5_supervisor_vanishes_in_cancel },
+	{ "a pool reported failed cancels its queue with the cause", failed_at_run_time },
+	{ "a pool reported failed runs nothing more", nothing_runs_after_a_failure },
+	{ "stop: a task that was completed early is not cancelled", told_is_not_cancelled },
+	{ "SUP-6: an early join is refused, a second one replayed", sup6_join },
+	{ "SUP-6: the supervisor cannot join itself", sup6_not_by_itself },
+	{ "SUP-6: two joiners both get the result", sup6_two_joiners },
+	{ "SUP-10: an abandoned task keeps its arguments until it is completed",
+	  sup10_pending_is_abandoned },
+	{ "SUP-10: a freed pool keeps what has not ended", sup10_freed_pool_keeps_it },
+	{ "SUP-4: what turns pending after the deadline is abandoned", turns_pending_too_late },
+	{ "SUP-4: what is pending is told in time while a worker is stuck",
+	  pending_is_told_while_a_worker_is_stuck },
+	{ "EXIT-4: a wedged worker is given up, its late end is harmless", wedged_worker },
+	{ "EXIT-4: wedged in open", wedged_in_open },
+	{ "EXIT-4: wedged in worker_start", wedged_in_worker_start },
+	{ "EXIT-4: wedged in close", wedged_in_close },
+	{ "EXIT-4: the stuck thread is named with op, task and since when",
+	  one_stuck_thread_is_named },
+	{ "SUP-4: stopped at any moment it ends balanced, nothing is left", stop_at_any_moment },
+	{ "SUP-4: given up at any moment it ends balanced", give_up_at_any_moment },
+};
+
+BH_TAP_MAIN("supervisor", tests)
