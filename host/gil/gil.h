@@ -4,8 +4,8 @@
  * No Python type appears here: this header is for files that must not include Python.h. State is
  * process-wide, because interposed C-API functions have nothing to hang it on.
  *
- * Thread: any unless said otherwise. Blocks: only bh_gil_enter, bh_gil_worker_* and the gate's close.
- * Keeps:  GIL-1…GIL-6, GIL-8 (docs/architecture.md). */
+ * Thread: any unless said otherwise. Blocks: only bh_gil_enter, bh_gil_worker_* and the gate's
+ * close. Keeps:  GIL-1…GIL-6, GIL-8 (docs/architecture.md). */
 #ifndef BH_HOST_GIL_GIL_H
 #define BH_HOST_GIL_GIL_H
 
@@ -22,28 +22,30 @@ extern struct BH_CAPABILITY("gil") bh_gil_capability {
 
 /* Host sites; plugin sites follow with numbers of their own. */
 enum bh_gil_host_site {
-	BH_SITE_BOOTSTRAP,	/* the interpreter comes up, the package is imported */
-	BH_SITE_DISPATCH,	/* main: one wake-up of the asyncio loop */
-	BH_SITE_DRAIN,		/* main: a wake-up that resolves outcomes */
-	BH_SITE_WORKER_INIT,	/* a worker makes or destroys its thread state */
-	BH_SITE_STOP,		/* main: Python's own end */
-	BH_SITE_TEST,		/* tests */
+	BH_SITE_BOOTSTRAP,   /* the interpreter comes up, the package is imported */
+	BH_SITE_DISPATCH,    /* main: one wake-up of the asyncio loop */
+	BH_SITE_DRAIN,	     /* main: a wake-up that resolves outcomes */
+	BH_SITE_WORKER_INIT, /* a worker makes or destroys its thread state */
+	BH_SITE_STOP,	     /* main: Python's own end */
+	BH_SITE_TEST,	     /* tests */
 };
 #define BH_GIL_HOST_SITES 6
 
-typedef uint32_t bh_gil_site;		/* a host site, or what bh_gil_site_add gave */
+typedef uint32_t bh_gil_site; /* a host site, or what bh_gil_site_add gave */
 #define BH_GIL_SITES_MAX 1024
 #define BH_GIL_SITE_NONE UINT32_MAX
 
-/* Resolves the real functions behind the interposed ones, finds libpython's text range and checks that
- * the holder record can be read. First thing in main(); idempotent. */
+/* Resolves the real functions behind the interposed ones, finds libpython's text range and checks
+ * that the holder record can be read. First thing in main(); idempotent. */
 bh_status bh_gil_init(struct bh_error *err) BH_MUST_CHECK;
-/* The calling thread is Python's main thread: never stopped by the gate (finalization re-enters). */
+/* The calling thread is Python's main thread: never stopped by the gate (finalization re-enters).
+ */
 void bh_gil_adopt_main(void);
 
-/* "plugin.site"; labels are unique, so are names within one. -EEXIST, -ENOSPC. Sites stay for life. */
-bh_status bh_gil_site_add(const char *label, const char *name, enum bh_site_policy policy, bh_gil_site *ret_site,
-			  struct bh_error *err) BH_MUST_CHECK;
+/* "plugin.site"; labels are unique, so are names within one. -EEXIST, -ENOSPC. Sites stay for life.
+ */
+bh_status bh_gil_site_add(const char *label, const char *name, enum bh_site_policy policy,
+			  bh_gil_site *ret_site, struct bh_error *err) BH_MUST_CHECK;
 const char *bh_gil_site_name(bh_gil_site site);
 
 enum bh_gil_unsanctioned { BH_GIL_COUNT, BH_GIL_LOG, BH_GIL_ABORT };
@@ -52,25 +54,35 @@ void bh_gil_set_unsanctioned(enum bh_gil_unsanctioned what);
 /* One scope under the GIL; lives on the stack of its thread; strictly nested. */
 struct bh_gil_scope {
 	bh_gil_site site;
-	bool outermost;		/* a nested scope is counted as such and attributed to the outermost (GIL-1) */
-	bool attached;		/* this scope attached the thread state, its leave detaches */
-	uint32_t ensure;	/* PyGILState_STATE when the thread keeps no state of its own */
+	bool outermost; /* a nested scope is counted as such and attributed to the outermost (GIL-1)
+			 */
+	bool attached;	/* this scope attached the thread state, its leave detaches */
+	uint32_t ensure; /* PyGILState_STATE when the thread keeps no state of its own */
 	uint64_t since_ns;
 };
 
 /* Enters the interpreter. -ESHUTDOWN once the gate has closed (GIL-5). A control-plane thread whose
  * outermost entry is at a data-only site is counted as unsanctioned (GIL-2, GIL-4) and let in.
  * `caller`: "file:line" of a host's, or NULL to have the return address. */
-bh_status bh_gil_enter(bh_gil_site site, const char *caller, struct bh_gil_scope *scope, struct bh_error *err) BH_MUST_CHECK;
+bh_status bh_gil_enter(bh_gil_site site, const char *caller, struct bh_gil_scope *scope,
+		       struct bh_error *err) BH_MUST_CHECK;
 void bh_gil_leave(struct bh_gil_scope *scope);
 #define BH_HERE_(line) __FILE__ ":" #line
 #define BH_HERE__(line) BH_HERE_(line)
 #define BH_HERE BH_HERE__(__LINE__)
 
-/* Main's wait (GIL-1): leave the present outermost scope and let go of the GIL, then enter at another
- * site. For the asyncio selector. Main only. */
+/* Main's wait (GIL-1): leave the present outermost scope and let go of the GIL, then enter at
+ * another site. For the asyncio selector. Main only. */
 void bh_gil_main_leave(void);
 void bh_gil_main_enter(bh_gil_site site);
+
+/* The interpreter is up, main holds the GIL: main's scope at host.bootstrap begins, and the
+ * holder's record may be read. Main, right after the initialization. A record that does not name
+ * main as the holder is not one we understand: it is logged and never read. */
+void bh_gil_interpreter_up(void);
+/* The record must not be read any longer. Main, right before Py_FinalizeEx, after the gate has
+ * closed. */
+void bh_gil_interpreter_down(void);
 
 /* A pool worker keeps one thread state from start to stop (GIL-8). On the worker itself.
  * start: -ESHUTDOWN once the gate has closed. stop: leaves the state to finalization then. */
@@ -85,17 +97,17 @@ bh_status bh_gil_gate_close(struct bh_deadline until, struct bh_error *err) BH_M
 bool bh_gil_gate_closed(void);
 /* Whether the thread `tid` is inside or waiting for the interpreter (EXIT-4). */
 bool bh_gil_thread_is_in(uint32_t tid);
-uint64_t bh_gil_parked(void);		/* raw callers parked for ever after the gate closed */
+uint64_t bh_gil_parked(void); /* raw callers parked for ever after the gate closed */
 uint64_t bh_gil_unsanctioned_count(void);
 
 /* ---- who holds it ---------------------------------------------------------------------------- */
 
 struct bh_gil_holder {
 	bool held;
-	uint32_t tid;			/* kernel id of the holder's thread; 0 unknown */
-	bh_gil_site site;		/* its outermost site, or BH_GIL_SITE_NONE (Python's own, raw) */
-	uint64_t since_ns;		/* monotonic; when the watchdog first saw it, or its scope began */
-	struct bh_identity identity;	/* plane none when the host does not know the thread */
+	uint32_t tid;	   /* kernel id of the holder's thread; 0 unknown */
+	bh_gil_site site;  /* its outermost site, or BH_GIL_SITE_NONE (Python's own, raw) */
+	uint64_t since_ns; /* monotonic; when the watchdog first saw it, or its scope began */
+	struct bh_identity identity; /* plane none when the host does not know the thread */
 	char thread[16];
 };
 

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* internal - what the files of host/gil share: one thread as the gate sees it, the ways in and
+ * out, the real functions behind the interposed ones, and the ledger's entries. Nobody else
+ * includes this.
+ *
+ * Thread: each about itself unless said otherwise. */
+#ifndef BH_HOST_GIL_INTERNAL_H
+#define BH_HOST_GIL_INTERNAL_H
+
+#include "host/gil/gil.h"
+
+struct _ts; /* PyThreadState, for files that do not include Python.h */
+struct bh_gil_row;
+
+/* What an entry is booked under. Numbers below BH_GIL_SITES_MAX are sites. */
+/* Threads that Python made, and main before its first scope. */
+#define BH_GIL_ACCOUNT_PYTHON BH_GIL_SITES_MAX
+/* Scopes opened by the raw C-API, one number a library. */
+#define BH_GIL_ACCOUNT_RAW (BH_GIL_SITES_MAX + 1)
+#define BH_GIL_RAW_LIBRARIES 63
+#define BH_GIL_ACCOUNTS (BH_GIL_ACCOUNT_RAW + BH_GIL_RAW_LIBRARIES)
+
+/* ---- one thread ------------------------------------------------------------------------------ */
+
+struct bh_gil_thread {
+	struct bh_gil_row *row; /* its line in the ledger; NULL before its first entry */
+	struct _ts *kept;	/* the thread state it keeps for life (GIL-8); main: the main one */
+	uint64_t since_ns;	/* when the outermost scope got in */
+	uint32_t account;	/* the outermost scope's (GIL-1); valid while depth > 0 */
+	uint32_t depth;		/* open scopes, the outermost first */
+	uint32_t left_depth; /* main, between its leave and its enter: the depth to come back to */
+	enum bh_plane plane; /* as far as known: a thread is tagged at most once (RI-2) */
+	bool by_attach;	 /* the outermost scope was opened by an attach: its opposite closes it */
+	bool counted;	 /* it is in the gate's count */
+	bool exempt;	 /* main: never stopped, never counted */
+	bool pythons;	 /* Python made this thread: CPython's own rules hold for it */
+	bool forwarding; /* inside a real function: what arrives from there is not a caller of ours
+			  */
+};
+
+extern __thread struct bh_gil_thread bh_gil_self;
+
+/* ---- gate.c: the ways in and out ------------------------------------------------------------- */
+
+enum bh_gil_admission {
+	BH_GIL_PASS,	/* nothing to undo: exempt, counted already, or holding the GIL */
+	BH_GIL_SCOPE,	/* counted from now until its outermost scope ends */
+	BH_GIL_WAIT,	/* a thread of Python's: counted until it has the GIL */
+	BH_GIL_REFUSED, /* the gate has closed */
+};
+
+/* Every BH_GIL_SCOPE or BH_GIL_WAIT is undone by a dismissal, or by the end of the scope it
+ * opened. */
+enum bh_gil_admission bh_gil_admit(struct bh_gil_thread *self) BH_MUST_CHECK;
+void bh_gil_dismiss(struct bh_gil_thread *self, enum bh_gil_admission admission);
+
+/* One entry under way: between the two calls its thread asks the real function for the GIL. */
+struct bh_gil_entry {
+	enum bh_gil_admission admission;
+	enum { BH_GIL_OPENS, BH_GIL_NESTS, BH_GIL_BARE } kind;
+	uint64_t asked_ns; /* 0: it holds the GIL already and waits for nothing */
+	uint32_t account;
+	bool by_attach;
+};
+
+struct bh_gil_caller {
+	bh_gil_site site;  /* BH_GIL_SITE_NONE: raw, booked under the library of `address` */
+	const char *where; /* "file:line", or NULL */
+	const void *address;
+	bool by_attach; /* Restore, Acquire or Swap rather than Ensure or a host's scope */
+};
+
+/* false: the gate has closed; nothing was begun. */
+bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *entry,
+			const struct bh_gil_caller *caller) BH_MUST_CHECK;
+void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *entry);
+/* The innermost scope ends; when it is the outermost, the GIL has been let go of. */
+void bh_gil_scope_close(struct bh_gil_thread *self);
+/* Stops a raw caller for ever, with all signals blocked: it can be given neither the GIL nor an
+ * error. */
+_Noreturn void bh_gil_park(struct bh_gil_thread *self, const void *caller);
+_Noreturn void bh_gil_hang(void);
+/* Whoever ended while it was counted is counted no more. */
+void bh_gil_gate_forget(struct bh_gil_thread *self);
+
+/* ---- interpose.c: the real functions, called so that they are told from raw calls -------------
+ */
+
+bh_status bh_gil_real_init(struct bh_error *err) BH_MUST_CHECK;
+uint32_t bh_gil_real_ensure(void);
+void bh_gil_real_release(uint32_t state);
+void bh_gil_real_restore(struct _ts *state);
+struct _ts *bh_gil_real_save(void);
+struct _ts *bh_gil_real_new(void); /* of the main interpreter; NULL without memory */
+void bh_gil_real_delete_current(void);
+/* Whether the calling thread holds the GIL. Also right while the interpreter comes up and goes. */
+bool bh_gil_holds(void);
+
+/* ---- sites.c --------------------------------------------------------------------------------- */
+
+bool bh_gil_site_exists(bh_gil_site site);
+const char *bh_gil_account_name(uint32_t account);
+const char *bh_gil_account_policy(uint32_t account);
+/* What is in use: sites first, then Python's, then the raw libraries. `*cursor` begins at 0. */
+bool bh_gil_account_next(uint32_t *cursor, uint32_t *ret_account);
+uint32_t bh_gil_account_raw(const void *address); /* Blocks: no. */
+/* "libx.so+0x1234" */
+void bh_gil_describe_address(const void *address, char *out, size_t size);
+/* GIL-2, GIL-4: before the thread waits for the GIL, at its outermost entry. */
+void bh_gil_police(struct bh_gil_thread *self, uint32_t account,
+		   const struct bh_gil_caller *caller);
+
+/* ---- ledger.c -------------------------------------------------------------------------------- */
+
+bh_status bh_gil_ledger_init(struct bh_error *err) BH_MUST_CHECK;
+/* Makes sure that the thread has a row that says who it is now. */
+void bh_gil_ledger_know(struct bh_gil_thread *self);
+void bh_gil_ledger_keeps(struct bh_gil_thread *self); /* self->kept has changed */
+void bh_gil_ledger_waiting(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns);
+void bh_gil_ledger_waited(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns);
+void bh_gil_ledger_inside(struct bh_gil_thread *self, uint64_t now_ns);
+void bh_gil_ledger_outside(struct bh_gil_thread *self, uint64_t now_ns);
+void bh_gil_ledger_parked(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns);
+void bh_gil_ledger_count_entry(struct bh_gil_thread *self, uint32_t account);
+void bh_gil_ledger_count_nested(struct bh_gil_thread *self);
+void bh_gil_ledger_count_unsanctioned(struct bh_gil_thread *self, uint32_t account);
+void bh_gil_ledger_count_inside(struct bh_gil_thread *self, uint64_t inside_ns);
+void bh_gil_ledger_forked(struct bh_gil_thread *self); /* in the child: only this thread is left */
+const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16]);
+
+/* Somebody whom the closing gate waits for: the one who has been in for the longest. */
+struct bh_gil_inmate {
+	char thread[16];
+	uint32_t tid;
+	uint32_t account;
+	bool waiting;
+	uint64_t since_ns;
+};
+bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate); /* Thread: any. */
+
+/* ---- holder.c: the interpreter's own record (GIL-6) -------------------------------------------
+ */
+
+struct bh_gil_record {
+	uintptr_t state;   /* the holder's thread state; may be gone by now: never follow it */
+	uint64_t switches; /* how often another thread than before took the GIL */
+};
+
+/* Thread: any, with or without the GIL. */
+void bh_gil_record_open(void);
+void bh_gil_record_close(void);
+bool bh_gil_record_read(
+	struct bh_gil_record *ret_record); /* false: nobody holds it, or not readable */
+/* The kernel id in a thread state that may be freed at any moment; 0 when it cannot be had. */
+uint32_t bh_gil_record_tid(const struct bh_gil_record *record);
+
+#endif

@@ -1,0 +1,1239 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* test_gil - the suite of host/gil, with a real interpreter.
+ *
+ * The suite's own process embeds Python once; whatever closes the gate, ends the interpreter or
+ * dies runs in a child: this very binary with `--child NAME SEED`, which exits 0 when all was
+ * well. */
+#include "config.h"
+
+#include <Python.h>
+
+#include "host/gil/gil.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "host/core/log.h"
+#include "host/core/sync.h"
+#include "host/gil/internal.h"
+#include "tests/unit/tap.h"
+
+#ifndef BH_PYTHON
+#define BH_PYTHON "/usr/bin/python3"
+#endif
+
+#ifdef __SANITIZE_THREAD__
+/* TSan's own hook. By default it waits a second at the end of a process that still has threads:
+ * there are a hundred of those here. */
+const char *__tsan_default_options(void);
+__attribute__((visibility("default"))) const char *__tsan_default_options(void)
+{
+	return "atexit_sleep_ms=0";
+}
+#endif
+
+/* Generous: only a test that fails waits for so long. */
+#define PATIENCE bh_deadline_after(20 * BH_NS_PER_S)
+
+/* True once `condition` holds; false when it did not within the test's patience. */
+#define EVENTUALLY(condition)                                                                      \
+	({                                                                                         \
+		struct bh_deadline until_ = PATIENCE;                                              \
+		bool held_;                                                                        \
+		while (!(held_ = (condition)) && !bh_deadline_passed(until_))                      \
+			nap();                                                                     \
+		held_;                                                                             \
+	})
+
+static void nap(void)
+{
+	nanosleep(&(struct timespec){ .tv_nsec = 200000 }, NULL);
+}
+
+/* In a child there is no CUnit: a check that fails ends it. */
+#define CHILD_CHECK(condition)                                                                     \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition);    \
+			_exit(9);                                                                  \
+		}                                                                                  \
+	} while (0)
+
+/* ---- the interpreter ------------------------------------------------------------------------- */
+
+static void python_up(void)
+{
+	PyPreConfig pre;
+	PyConfig config;
+	PyStatus status;
+
+	PyPreConfig_InitIsolatedConfig(&pre);
+	pre.utf8_mode = 1;
+	status = Py_PreInitialize(&pre);
+	CHILD_CHECK(!PyStatus_Exception(status));
+	PyConfig_InitIsolatedConfig(&config);
+	config.install_signal_handlers = 0;
+	config.parse_argv = 0;
+	config.write_bytecode = 0;
+	status = PyConfig_SetBytesString(&config, &config.program_name, BH_PYTHON);
+	CHILD_CHECK(!PyStatus_Exception(status));
+	status = Py_InitializeFromConfig(&config);
+	CHILD_CHECK(!PyStatus_Exception(status));
+	PyConfig_Clear(&config);
+}
+
+/* Up to the point where main holds no GIL and the gate is open. */
+static void host_up(void)
+{
+	struct bh_error err = { 0 };
+	char text[512];
+
+	if (bh_gil_init(&err) < 0) {
+		bh_error_render(&err, text, sizeof(text));
+		fprintf(stderr, "bh_gil_init: %s\n", text);
+		_exit(9);
+	}
+	CHILD_CHECK(bh_gil_init(&err) == 0); /* idempotent */
+	bh_gil_adopt_main();
+	python_up();
+	bh_gil_interpreter_up();
+	CHILD_CHECK(PyRun_SimpleString("import threading, time\nloc = threading.local()\n") == 0);
+	bh_gil_main_leave();
+}
+
+/* As host/python does it, after the gate has closed. */
+static int host_down(void)
+{
+	bh_gil_main_enter(BH_SITE_STOP);
+	bh_gil_interpreter_down();
+	return Py_FinalizeEx();
+}
+
+/* Needs the GIL. The value of a name in __main__, as a number. */
+static long python_long(const char *expression)
+{
+	PyObject *globals = PyModule_GetDict(PyImport_AddModule("__main__"));
+	PyObject *value = PyRun_String(expression, Py_eval_input, globals, globals);
+	long number = value ? PyLong_AsLong(value) : -1;
+
+	if (!value)
+		PyErr_Print();
+	Py_XDECREF(value);
+	return number;
+}
+
+static long python_run(const char *code)
+{
+	return PyRun_SimpleString(code);
+}
+
+/* ---- what /v1/gil says ----------------------------------------------------------------------- */
+
+static const json_t *find_by(const json_t *list, const char *key, const char *value)
+{
+	size_t i;
+	json_t *row;
+
+	json_array_foreach(list, i, row) if (strcmp(json_string_value(json_object_get(row, key)),
+						    value) == 0) return row;
+	return NULL;
+}
+
+static double site_number(const char *site, const char *field)
+{
+	json_t *view = bh_gil_render(NULL);
+	double number = json_number_value(
+		json_object_get(find_by(json_object_get(view, "sites"), "site", site), field));
+
+	json_decref(view);
+	return number;
+}
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+struct job {
+	void (*run)(struct job *job);
+	enum bh_plane plane;
+	bh_gil_site site, inner;
+	pthread_t thread;
+	_Atomic uint32_t tid;
+	_Atomic bool in, go, done; /* handshakes: job is in; it may go on; it is done */
+	bh_status status;
+	long number;
+};
+
+static void *job_main(void *arg)
+{
+	struct job *job = arg;
+
+	if (job->plane == BH_PLANE_CONTROL)
+		CHILD_CHECK(bh_identity_tag_control("native", NULL) == 0);
+	if (job->plane == BH_PLANE_DATA)
+		CHILD_CHECK(bh_identity_tag_data("pool", 7, 0, NULL) == 0);
+	atomic_store(&job->tid, (uint32_t)gettid());
+	job->run(job);
+	atomic_store(&job->done, true);
+	return NULL;
+}
+
+static void job_start(struct job *job, const char *name)
+{
+	CHILD_CHECK(bh_thread_create(&job->thread, name, job_main, job, NULL) == 0);
+}
+
+static void job_join(struct job *job)
+{
+	atomic_store(&job->go, true);
+	CHILD_CHECK(bh_thread_join(job->thread, PATIENCE, NULL) == 0);
+}
+
+static void job_run(struct job *job, const char *name)
+{
+	job_start(job, name);
+	job_join(job);
+}
+
+static bh_gil_site add_site(const char *name, enum bh_site_policy policy)
+{
+	bh_gil_site site = BH_GIL_SITE_NONE;
+
+	CU_ASSERT_EQUAL(bh_gil_site_add("unit", name, policy, &site, NULL), 0);
+	return site;
+}
+
+/* Enters, lets go of the GIL inside, and stays until told. */
+static void stay_in_scope(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	job->status = bh_gil_enter(job->site, BH_HERE, &scope, NULL);
+	if (job->status < 0)
+		return;
+	Py_BEGIN_ALLOW_THREADS atomic_store(&job->in, true);
+	while (!atomic_load(&job->go))
+		nap();
+	Py_END_ALLOW_THREADS job->number = PyGILState_Check();
+	bh_gil_leave(&scope);
+}
+
+/* Holds the GIL in C, never letting go, until told. */
+static void hold(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	job->status = bh_gil_enter(job->site, BH_HERE, &scope, NULL);
+	if (job->status < 0)
+		return;
+	atomic_store(&job->in, true);
+	while (!atomic_load(&job->go))
+		nap();
+	bh_gil_leave(&scope);
+}
+
+static void enter_and_leave(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	job->status = bh_gil_enter(job->site, BH_HERE, &scope, NULL);
+	if (job->status == 0)
+		bh_gil_leave(&scope);
+}
+
+static void enter_nested(struct job *job)
+{
+	struct bh_gil_scope outer, inner;
+
+	CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &outer, NULL) == 0);
+	CHILD_CHECK(bh_gil_enter(job->inner, BH_HERE, &inner, NULL) == 0);
+	job->number = outer.outermost && !inner.outermost;
+	bh_gil_leave(&inner);
+	bh_gil_leave(&outer);
+}
+
+static void raw_ensure(struct job *job)
+{
+	PyGILState_STATE state = PyGILState_Ensure();
+
+	job->number = python_long("40 + 2");
+	PyGILState_Release(state);
+}
+
+/* ---- GIL-1 … GIL-4: sites and policy --------------------------------------------------------- */
+
+static void gil1_outermost(void)
+{
+	struct job job = { .run = enter_nested, .plane = BH_PLANE_DATA };
+
+	job.site = add_site("outer", BH_SITE_DATA_ONLY);
+	job.inner = add_site("inner", BH_SITE_DATA_ONLY);
+	job_run(&job, "nest");
+	CU_ASSERT_TRUE(job.number);
+	CU_ASSERT_EQUAL(site_number("unit.outer", "entries"), 1);
+	CU_ASSERT_EQUAL(site_number("unit.outer", "nested"), 1);
+	CU_ASSERT_EQUAL(site_number("unit.inner", "entries"), 0);
+	CU_ASSERT_EQUAL(site_number("unit.inner", "nested"), 0);
+}
+
+static void raw_in_scope(struct job *job)
+{
+	struct bh_gil_scope scope;
+	PyGILState_STATE state;
+
+	CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+	state = PyGILState_Ensure();
+	PyGILState_Release(state);
+	Py_BEGIN_ALLOW_THREADS state = PyGILState_Ensure();
+	job->number = PyGILState_Check();
+	PyGILState_Release(state);
+	Py_END_ALLOW_THREADS bh_gil_leave(&scope);
+}
+
+static void gil1_raw_nested(void)
+{
+	struct job job = { .run = raw_in_scope, .plane = BH_PLANE_DATA };
+	double raw = site_number("raw:host", "entries");
+
+	job.site = add_site("mixed", BH_SITE_DATA_ONLY);
+	job_run(&job, "mixed");
+	CU_ASSERT_TRUE(job.number);
+	CU_ASSERT_EQUAL(site_number("unit.mixed", "entries"), 1);
+	CU_ASSERT_EQUAL(site_number("unit.mixed", "nested"), 2);
+	CU_ASSERT_EQUAL(site_number("raw:host", "entries"), raw);
+}
+
+static void leave_unbalanced(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	CHILD_CHECK(bh_gil_worker_start(NULL) == 0);
+	CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+	(void)PyGILState_Ensure(); /* and no Release */
+	bh_gil_leave(&scope);
+	job->number = bh_gil_thread_is_in((uint32_t)gettid());
+	bh_gil_worker_stop();
+}
+
+static void gil1_unbalanced(void)
+{
+	struct job job = { .run = leave_unbalanced, .site = BH_SITE_TEST, .number = -1 };
+
+	job_run(&job, "unbalanced");
+	CU_ASSERT_EQUAL(job.number, 0);
+}
+
+static void gil1_main_scopes(void)
+{
+	double dispatch = site_number("host.dispatch", "entries"),
+	       drain = site_number("host.drain", "entries");
+
+	bh_gil_main_enter(BH_SITE_DISPATCH);
+	CU_ASSERT_TRUE(PyGILState_Check());
+	bh_gil_main_enter(BH_SITE_DRAIN); /* the next site without a wait */
+	CU_ASSERT_EQUAL(python_long("1"), 1);
+	bh_gil_main_leave();
+	CU_ASSERT_EQUAL(site_number("host.dispatch", "entries"), dispatch + 1);
+	CU_ASSERT_EQUAL(site_number("host.drain", "entries"), drain + 1);
+	CU_ASSERT_FALSE(bh_gil_thread_is_in((uint32_t)gettid()));
+}
+
+/* Returns by how much the counter went up. */
+static uint64_t unsanctioned_by(struct job *job)
+{
+	uint64_t before = bh_gil_unsanctioned_count();
+
+	bh_gil_set_unsanctioned(BH_GIL_COUNT);
+	job_run(job, "policed");
+	bh_gil_set_unsanctioned(BH_GIL_LOG);
+	return bh_gil_unsanctioned_count() - before;
+}
+
+static void gil2_control_policed(void)
+{
+	bh_gil_site data = add_site("policed", BH_SITE_DATA_ONLY),
+		    both = add_site("allowed", BH_SITE_CONTROL_ALLOWED);
+	struct job bad = { .run = enter_and_leave, .plane = BH_PLANE_CONTROL, .site = data };
+	struct job good = { .run = enter_and_leave, .plane = BH_PLANE_CONTROL, .site = both };
+	struct job nested = {
+		.run = enter_nested, .plane = BH_PLANE_CONTROL, .site = both, .inner = data
+	};
+	struct job outer = {
+		.run = enter_nested, .plane = BH_PLANE_CONTROL, .site = data, .inner = data
+	};
+	struct job raw = { .run = raw_ensure, .plane = BH_PLANE_CONTROL };
+
+	CU_ASSERT_EQUAL(unsanctioned_by(&bad), 1);
+	CU_ASSERT_EQUAL(bad.status, 0); /* counted, and let in */
+	CU_ASSERT_EQUAL(unsanctioned_by(&good), 0);
+	CU_ASSERT_EQUAL(unsanctioned_by(&nested), 0);
+	CU_ASSERT_EQUAL(unsanctioned_by(&outer), 1);
+	CU_ASSERT_EQUAL(unsanctioned_by(&raw), 1);
+	CU_ASSERT_EQUAL(site_number("unit.policed", "unsanctioned"), 2);
+	CU_ASSERT_EQUAL(site_number("unit.allowed", "unsanctioned"), 0);
+	CU_ASSERT_EQUAL(site_number("raw:host", "unsanctioned"), 1);
+}
+
+static void gil2_others_exempt(void)
+{
+	bh_gil_site data = add_site("exempt", BH_SITE_DATA_ONLY);
+	struct job worker = { .run = enter_and_leave, .plane = BH_PLANE_DATA, .site = data };
+	struct job untagged = { .run = enter_and_leave, .plane = BH_PLANE_NONE, .site = data };
+
+	CU_ASSERT_EQUAL(unsanctioned_by(&worker), 0);
+	CU_ASSERT_EQUAL(unsanctioned_by(&untagged), 0);
+	CU_ASSERT_EQUAL(site_number("unit.exempt", "entries"), 2);
+}
+
+static void gil3_site_add_refuses(void)
+{
+	static const struct {
+		const char *label, *name;
+		int policy;
+		bh_status status;
+		const char *id;
+	} cases[] = {
+		{ "unit", "none", BH_SITE_UNCLASSIFIED, -EINVAL, "gil.site_unclassified" },
+		{ "unit", "three", 3, -EINVAL, "gil.site_unclassified" },
+		{ "unit", "", BH_SITE_DATA_ONLY, -EINVAL, "gil.site_name" },
+		{ "unit", "Upper", BH_SITE_DATA_ONLY, -EINVAL, "gil.site_name" },
+		{ "unit", "dotted.name", BH_SITE_DATA_ONLY, -EINVAL, "gil.site_name" },
+		{ "unit", "a-name-that-is-longer-than-thirty-one", BH_SITE_DATA_ONLY, -EINVAL,
+		  "gil.site_name" },
+		{ "unit", NULL, BH_SITE_DATA_ONLY, -EINVAL, "gil.site_name" },
+		{ "9unit", "x", BH_SITE_DATA_ONLY, -EINVAL, "gil.site_label" },
+		{ "host", "dispatch", BH_SITE_DATA_ONLY, -EINVAL, "gil.site_label" },
+		{ "unit", "twice", BH_SITE_CONTROL_ALLOWED, -EEXIST, "gil.site_duplicate" },
+	};
+	bh_gil_site twice = add_site("twice", BH_SITE_DATA_ONLY);
+
+	CU_ASSERT_STRING_EQUAL(bh_gil_site_name(twice), "unit.twice");
+	for (size_t i = 0; i < BH_ARRAY_LEN(cases); i++) {
+		struct bh_error err = { 0 };
+		bh_gil_site site = 4711;
+
+		CU_ASSERT_EQUAL(bh_gil_site_add(cases[i].label, cases[i].name,
+						(enum bh_site_policy)cases[i].policy, &site, &err),
+				cases[i].status);
+		CU_ASSERT_STRING_EQUAL(err.id, cases[i].id);
+		CU_ASSERT_EQUAL(site, 4711);
+	}
+}
+
+static void gil3_unknown_site(void)
+{
+	struct bh_gil_scope scope;
+	struct bh_error err = { 0 };
+
+	CU_ASSERT_EQUAL(bh_gil_enter(BH_GIL_SITES_MAX - 1, BH_HERE, &scope, &err), -EINVAL);
+	CU_ASSERT_STRING_EQUAL(err.id, "gil.site_unknown");
+}
+
+static void gil3_host_sites_named(void)
+{
+	for (bh_gil_site site = 0; site < BH_GIL_HOST_SITES; site++)
+		CU_ASSERT_EQUAL(strncmp(bh_gil_site_name(site), "host.", 5), 0);
+}
+
+/* ---- GIL-6: the holder ----------------------------------------------------------------------- */
+
+static bool holder_is(uint32_t tid, bh_gil_site site, struct bh_gil_holder *ret_holder)
+{
+	bh_gil_holder_read(ret_holder);
+	return ret_holder->held && ret_holder->tid == tid && ret_holder->site == site;
+}
+
+static void gil6_holder_in_scope(void)
+{
+	struct job job = { .run = hold, .plane = BH_PLANE_DATA };
+	struct bh_gil_holder holder;
+
+	job.site = add_site("hold", BH_SITE_DATA_ONLY);
+	job_start(&job, "holding");
+	CU_ASSERT_TRUE(EVENTUALLY(atomic_load(&job.in)));
+	CU_ASSERT_TRUE(holder_is(job.tid, job.site, &holder));
+	CU_ASSERT_STRING_EQUAL(holder.thread, "holding");
+	CU_ASSERT_EQUAL(holder.identity.plane, BH_PLANE_DATA);
+	CU_ASSERT_STRING_EQUAL(holder.identity.label, "pool");
+	CU_ASSERT_TRUE(holder.since_ns <= bh_now_ns());
+	CU_ASSERT_TRUE(bh_gil_thread_is_in(job.tid));
+	job_join(&job);
+	bh_gil_holder_read(&holder);
+	CU_ASSERT_FALSE(holder.held);
+	CU_ASSERT_FALSE(bh_gil_thread_is_in(job.tid));
+}
+
+static void hold_by_worker(struct job *job)
+{
+	CHILD_CHECK(bh_gil_worker_start(NULL) == 0);
+	hold(job);
+	bh_gil_worker_stop();
+}
+
+static void gil6_holder_with_kept_state(void)
+{
+	struct job job = { .run = hold_by_worker, .plane = BH_PLANE_DATA, .site = BH_SITE_TEST };
+	struct bh_gil_holder holder;
+
+	job_start(&job, "keeping");
+	CU_ASSERT_TRUE(EVENTUALLY(atomic_load(&job.in)));
+	CU_ASSERT_TRUE(holder_is(job.tid, job.site, &holder));
+	job_join(&job);
+}
+
+static void hold_raw(struct job *job)
+{
+	PyGILState_STATE state = PyGILState_Ensure();
+
+	atomic_store(&job->in, true);
+	while (!atomic_load(&job->go))
+		nap();
+	PyGILState_Release(state);
+}
+
+static void gil6_holder_raw(void)
+{
+	struct job job = { .run = hold_raw };
+	struct bh_gil_holder holder;
+	json_t *view;
+
+	job_start(&job, "rawhide");
+	CU_ASSERT_TRUE(EVENTUALLY(atomic_load(&job.in)));
+	CU_ASSERT_TRUE(holder_is(job.tid, BH_GIL_SITE_NONE, &holder));
+	view = bh_gil_render(NULL);
+	CU_ASSERT_STRING_EQUAL(
+		json_string_value(json_object_get(json_object_get(view, "holder"), "site")),
+		"raw:host");
+	CU_ASSERT_STRING_EQUAL(
+		json_string_value(json_object_get(json_object_get(view, "holder"), "thread")),
+		"rawhide");
+	json_decref(view);
+	job_join(&job);
+}
+
+static void gil6_raw_libraries(void)
+{
+	int local = 0;
+	uint32_t mine = bh_gil_account_raw(python_run), libc = bh_gil_account_raw(getenv);
+
+	CU_ASSERT_STRING_EQUAL(bh_gil_account_name(mine), "raw:host");
+	CU_ASSERT_STRING_EQUAL(bh_gil_account_name(libc), "raw:libc.so.6");
+	CU_ASSERT_EQUAL(bh_gil_account_raw(getpid), libc);
+	CU_ASSERT_STRING_EQUAL(bh_gil_account_name(bh_gil_account_raw(&local)), "raw:(other code)");
+	CU_ASSERT_EQUAL(site_number("raw:(other code)", "entries"), 0);
+}
+
+/* A thread that Python made and that the ledger never saw. */
+static void gil6_holder_pythons_thread(void)
+{
+	struct bh_gil_holder holder = { 0 };
+	uint64_t since;
+
+	bh_gil_main_enter(BH_SITE_TEST);
+	CU_ASSERT_EQUAL(python_run("spin = True\n"
+				   "def spinner():\n"
+				   "    global tid\n"
+				   "    tid = threading.get_native_id()\n"
+				   "    while spin: pass\n"
+				   "thread = threading.Thread(target=spinner)\n"
+				   "thread.start()\n"),
+			0);
+	bh_gil_main_leave();
+	CU_ASSERT_TRUE(EVENTUALLY((bh_gil_holder_read(&holder), holder.held)));
+	CU_ASSERT_EQUAL(holder.site, BH_GIL_SITE_NONE);
+	CU_ASSERT_EQUAL(holder.identity.plane, BH_PLANE_NONE);
+	CU_ASSERT_NOT_EQUAL(holder.thread[0], '\0');
+	/* Held without a switch: `since` is the first sample's. */
+	bh_gil_sample(BH_NS_PER_MS);
+	bh_gil_holder_read(&holder);
+	since = holder.since_ns;
+	nap();
+	bh_gil_sample(BH_NS_PER_MS);
+	bh_gil_holder_read(&holder);
+	CU_ASSERT_EQUAL(holder.since_ns, since);
+	CU_ASSERT_TRUE(site_number("python", "held_s") > 0);
+	bh_gil_main_enter(BH_SITE_TEST);
+	CU_ASSERT_EQUAL(python_long("tid"), holder.tid);
+	python_run("spin = False\nthread.join()\n");
+	bh_gil_main_leave();
+}
+
+static void spin_python(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	CHILD_CHECK(bh_gil_worker_start(NULL) == 0);
+	while (!atomic_load(&job->go)) {
+		CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+		atomic_store(&job->in, true);
+		python_run("for i in range(20000): pass\n");
+		bh_gil_leave(&scope);
+	}
+	bh_gil_worker_stop();
+}
+
+static void gil6_shares_of_held(void)
+{
+	struct job a = { .run = spin_python, .plane = BH_PLANE_DATA },
+		   b = { .run = spin_python, .plane = BH_PLANE_DATA };
+	uint64_t began = bh_now_ns(), last = began, now;
+	struct bh_deadline until = PATIENCE;
+	double held_a, held_b;
+
+	a.site = add_site("spin-a", BH_SITE_DATA_ONLY);
+	b.site = add_site("spin-b", BH_SITE_DATA_ONLY);
+	job_start(&a, "spin-a");
+	job_start(&b, "spin-b");
+	CU_ASSERT_TRUE(EVENTUALLY(atomic_load(&a.in) && atomic_load(&b.in)));
+	do {
+		nap();
+		now = bh_now_ns();
+		bh_gil_sample(now - last);
+		last = now;
+		held_a = site_number("unit.spin-a", "held_s");
+		held_b = site_number("unit.spin-b", "held_s");
+	} while ((held_a < 0.05 || held_b < 0.05) && !bh_deadline_passed(until));
+	CU_ASSERT_TRUE(held_a >= 0.05);
+	CU_ASSERT_TRUE(held_b >= 0.05);
+	/* A microsecond for the rounding of three doubles. */
+	CU_ASSERT_TRUE(held_a + held_b <= (double)(now - began) / 1e9 + 1e-6);
+	job_join(&a);
+	job_join(&b);
+	CU_ASSERT_TRUE(site_number("unit.spin-a", "inside_s") > 0);
+	CU_ASSERT_TRUE(site_number("unit.spin-a", "inside_max_s") <=
+		       site_number("unit.spin-a", "inside_s"));
+	/* Each had to wait for the other. */
+	CU_ASSERT_TRUE(site_number("unit.spin-a", "wait_s") > 0 &&
+		       site_number("unit.spin-b", "wait_s") > 0);
+}
+
+static void gil6_waits_are_measured(void)
+{
+	struct job holder = { .run = hold, .site = BH_SITE_TEST },
+		   waiter = { .run = enter_and_leave };
+	uint64_t began;
+	json_t *view;
+	const json_t *row;
+	bool seen = false;
+	double waited;
+
+	waiter.site = add_site("waiter", BH_SITE_DATA_ONLY);
+	job_start(&holder, "holder");
+	CU_ASSERT_TRUE(EVENTUALLY(atomic_load(&holder.in)));
+	job_start(&waiter, "waiter");
+	for (struct bh_deadline until = PATIENCE; !seen && !bh_deadline_passed(until); nap()) {
+		view = bh_gil_render(NULL);
+		row = find_by(json_object_get(view, "threads"), "thread", "waiter");
+		seen = row &&
+		       strcmp(json_string_value(json_object_get(row, "state")), "waiting") == 0 &&
+		       strcmp(json_string_value(json_object_get(row, "site")), "unit.waiter") == 0;
+		json_decref(view);
+	}
+	CU_ASSERT_TRUE(seen);
+	CU_ASSERT_TRUE(bh_gil_thread_is_in(waiter.tid));
+	began = bh_now_ns();
+	for (int i = 0; i < 20; i++)
+		nap();
+	waited = (double)(bh_now_ns() - began) / 1e9;
+	job_join(&holder);
+	job_join(&waiter);
+	CU_ASSERT_TRUE(site_number("unit.waiter", "wait_max_s") >= waited);
+	CU_ASSERT_TRUE(site_number("unit.waiter", "inside_max_s") < waited);
+}
+
+/* _ctypes lets go of the GIL around a foreign call, through the interposed functions. */
+static void gil6_extensions_are_seen(void)
+{
+	double entries = site_number("python", "entries");
+
+	bh_gil_main_enter(BH_SITE_TEST);
+	CU_ASSERT_EQUAL(
+		python_run(
+			"import ctypes\n"
+			"thread = threading.Thread(target=ctypes.CDLL(None).usleep, args=(100,))\n"
+			"thread.start()\nthread.join()\n"),
+		0);
+	bh_gil_main_leave();
+	CU_ASSERT_EQUAL(site_number("python", "entries"), entries + 1);
+}
+
+static void *nothing(void *arg)
+{
+	return arg;
+}
+
+static bool row_is_gone(const char *name)
+{
+	json_t *view = bh_gil_render(NULL);
+	bool gone = !find_by(json_object_get(view, "threads"), "thread", name);
+
+	json_decref(view);
+	return gone;
+}
+
+static void gil6_rows_end_with_threads(void)
+{
+	struct job job = { .run = enter_and_leave, .site = BH_SITE_TEST };
+	pthread_t idle;
+
+	job_run(&job, "mayfly");
+	CU_ASSERT_TRUE(row_is_gone("mayfly"));
+	/* More threads in turn than there are rows. */
+	for (int i = 0; i < 1100; i++) {
+		struct job next = { .run = enter_and_leave, .site = BH_SITE_TEST };
+
+		job_run(&next, "one-of-many");
+	}
+	CU_ASSERT_TRUE(row_is_gone("one-of-many"));
+	CU_ASSERT_EQUAL(pthread_create(&idle, NULL, nothing, NULL),
+			0); /* a thread that never enters has none */
+	CU_ASSERT_EQUAL(pthread_join(idle, NULL), 0);
+}
+
+/* ---- GIL-8: kept states ---------------------------------------------------------------------- */
+
+static long count_states(void)
+{
+	long n = 0;
+
+	for (PyThreadState *state = PyInterpreterState_ThreadHead(PyInterpreterState_Main()); state;
+	     state = PyThreadState_Next(state))
+		n++;
+	return n;
+}
+
+static void count_in_local(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	CHILD_CHECK(bh_gil_worker_start(NULL) == 0);
+	for (int i = 0; i < 100; i++) {
+		CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+		CHILD_CHECK(
+			python_run(
+				"loc.n = getattr(loc, 'n', 0) + 1\nthreading.current_thread()\n") ==
+			0);
+		job->number = python_long("loc.n");
+		job->status = (bh_status)count_states();
+		bh_gil_leave(&scope);
+	}
+	CHILD_CHECK(bh_gil_worker_start(NULL) == -EEXIST);
+	bh_gil_worker_stop();
+	bh_gil_worker_stop(); /* the second finds nothing */
+}
+
+static void gil8_kept_state(void)
+{
+	struct job job = { .run = count_in_local, .plane = BH_PLANE_DATA, .site = BH_SITE_TEST };
+	long states, active;
+
+	bh_gil_main_enter(BH_SITE_TEST);
+	states = count_states();
+	active = python_long("len(threading._active)");
+	bh_gil_main_leave();
+	job_run(&job, "keeper");
+	CU_ASSERT_EQUAL(job.number, 100);
+	CU_ASSERT_EQUAL(job.status, states + 1);
+	bh_gil_main_enter(BH_SITE_TEST);
+	CU_ASSERT_EQUAL(count_states(), states);
+	CU_ASSERT_EQUAL(python_long("len(threading._active)"), active);
+	bh_gil_main_leave();
+}
+
+/* ---- children -------------------------------------------------------------------------------- */
+
+/* A fact of an error, "" where it has none. */
+static const char *fact(const struct bh_error *err, const char *key)
+{
+	const char *value = bh_error_fact(err, key);
+
+	return value ? value : "";
+}
+
+/* GIL-5: two inside (one of them away from the GIL, one holding it), one that comes late by the
+ * host, one that comes late raw. */
+static int child_gate(unsigned seed)
+{
+	struct job inside = { .run = stay_in_scope, .plane = BH_PLANE_DATA, .site = BH_SITE_TEST };
+	struct job holder = { .run = hold, .site = BH_SITE_TEST };
+	struct job late = { .run = enter_and_leave, .site = BH_SITE_TEST };
+	struct job raw = { .run = raw_ensure };
+	struct bh_error err = { 0 };
+	json_t *view;
+
+	(void)seed;
+	host_up();
+	job_start(&inside, "lodger");
+	CHILD_CHECK(EVENTUALLY(atomic_load(&inside.in)));
+	job_start(&holder, "hoarder");
+	CHILD_CHECK(EVENTUALLY(atomic_load(&holder.in)));
+	CHILD_CHECK(bh_gil_gate_close(bh_deadline_after(20 * BH_NS_PER_MS), &err) == -ETIMEDOUT);
+	CHILD_CHECK(strcmp(err.id, "gil.gate_timeout") == 0);
+	CHILD_CHECK(strcmp(fact(&err, "inside"), "2") == 0);
+	CHILD_CHECK(strcmp(fact(&err, "thread"), "lodger") == 0);
+	CHILD_CHECK(strcmp(fact(&err, "site"), "host.test") == 0);
+	CHILD_CHECK(strcmp(fact(&err, "state"), "inside") == 0);
+	CHILD_CHECK(strtol(fact(&err, "since_ms"), NULL, 10) >= 20);
+	CHILD_CHECK(strcmp(fact(&err, "holder"), "hoarder") == 0);
+	CHILD_CHECK(bh_gil_gate_closed());
+	job_join(&holder);
+
+	job_run(&late, "late");
+	CHILD_CHECK(late.status == -ESHUTDOWN);
+	CHILD_CHECK(bh_gil_parked() == 0);
+	job_start(&raw, "latecomer");
+	CHILD_CHECK(EVENTUALLY(bh_gil_parked() == 1));
+	view = bh_gil_render(NULL);
+	CHILD_CHECK(strcmp(json_string_value(json_object_get(view, "gate")), "closed") == 0);
+	CHILD_CHECK(strcmp(json_string_value(json_object_get(
+				   find_by(json_object_get(view, "threads"), "thread", "latecomer"),
+				   "state")),
+			   "parked") == 0);
+	json_decref(view);
+	CHILD_CHECK(!bh_gil_thread_is_in(raw.tid));
+
+	/* Whoever is inside comes back to the GIL and goes on to the end of its scope. */
+	job_join(&inside);
+	CHILD_CHECK(inside.status == 0 && inside.number == 1);
+	CHILD_CHECK(bh_gil_gate_close(PATIENCE, NULL) == 0);
+	CHILD_CHECK(host_down() == 0);
+	CHILD_CHECK(!raw.done && raw.number == 0);
+	return 0;
+}
+
+/* Leaves some time after the gate has closed, before or while the closer goes to sleep. */
+static void leave_later(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+	atomic_store(&job->in, true);
+	CHILD_CHECK(EVENTUALLY(bh_gil_gate_closed()));
+	for (long i = 0; i < job->number; i++)
+		nap();
+	bh_gil_leave(&scope);
+}
+
+/* GIL-5: the closer sleeps until the last one leaves. */
+static int child_close_waits(unsigned seed)
+{
+	struct job inside = { .run = leave_later, .site = BH_SITE_TEST, .number = seed };
+	struct bh_deadline until = PATIENCE;
+
+	host_up();
+	job_start(&inside, "lodger");
+	CHILD_CHECK(EVENTUALLY(atomic_load(&inside.in)));
+	CHILD_CHECK(bh_gil_gate_close(until, NULL) == 0);
+	CHILD_CHECK(!bh_deadline_passed(until)); /* woken, not run out */
+	CHILD_CHECK(!bh_gil_thread_is_in(inside.tid));
+	job_join(&inside);
+	return host_down();
+}
+
+static void vanish(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+	PyEval_SaveThread();
+	pthread_exit(NULL);
+}
+
+static int child_vanish(unsigned seed)
+{
+	struct job gone = { .run = vanish, .site = BH_SITE_TEST };
+
+	(void)seed;
+	host_up();
+	job_run(&gone, "gone");
+	CHILD_CHECK(bh_gil_gate_close(PATIENCE, NULL) == 0);
+	return host_down();
+}
+
+/* A native frame below a daemon thread of Python's, which a pthread_exit from inside would
+ * unwind. */
+static struct {
+	_Atomic uint32_t tid;
+	_Atomic bool unwound;
+} daemon_frame;
+
+static void note_unwound(void *arg)
+{
+	(void)arg;
+	atomic_store(&daemon_frame.unwound, true);
+}
+
+static PyObject *daemon_spin(PyObject *self, PyObject *args)
+{
+	(void)self;
+	(void)args;
+	pthread_cleanup_push(note_unwound, NULL);
+	atomic_store(&daemon_frame.tid, (uint32_t)gettid());
+	python_run("while True: pass\n");
+	pthread_cleanup_pop(0);
+	Py_RETURN_NONE;
+}
+
+/* Whether the thread has all signals blocked, as those have that were stopped for good. */
+static bool is_hung(uint32_t tid)
+{
+	char path[64], line[256];
+	unsigned long long blocked = 0;
+	FILE *status;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%u/status", tid);
+	status = fopen(path, "r");
+	while (status && fgets(line, sizeof(line), status))
+		sscanf(line, "SigBlk: %llx", &blocked);
+	if (status)
+		fclose(status);
+	return blocked & 1ull << (SIGTERM - 1);
+}
+
+static int child_daemon(unsigned seed)
+{
+	static PyMethodDef method = { "daemon_spin", daemon_spin, METH_NOARGS, NULL };
+	PyObject *function;
+
+	(void)seed;
+	host_up();
+	bh_gil_main_enter(BH_SITE_TEST);
+	function = PyCFunction_New(&method, NULL);
+	CHILD_CHECK(function && PyModule_AddObject(PyImport_AddModule("__main__"), "daemon_spin",
+						   function) == 0);
+	/* It has been away from the GIL and come back through an extension's raw calls before. */
+	CHILD_CHECK(python_run("import ctypes\n"
+			       "def run():\n    ctypes.CDLL(None).usleep(10)\n    daemon_spin()\n"
+			       "threading.Thread(target=run, daemon=True).start()\n") == 0);
+	bh_gil_main_leave();
+	CHILD_CHECK(EVENTUALLY(atomic_load(&daemon_frame.tid)));
+	CHILD_CHECK(bh_gil_gate_close(PATIENCE, NULL) ==
+		    0); /* a running daemon does not hold it open */
+	CHILD_CHECK(host_down() == 0);
+	CHILD_CHECK(EVENTUALLY(atomic_load(&daemon_frame.unwound) || is_hung(daemon_frame.tid)));
+	CHILD_CHECK(!atomic_load(&daemon_frame.unwound));
+	_exit(0);
+}
+
+static int child_unsanctioned(unsigned seed)
+{
+	struct job bad = { .run = enter_and_leave, .plane = BH_PLANE_CONTROL };
+
+	(void)seed;
+	host_up();
+	CHILD_CHECK(bh_gil_site_add("unit", "data", BH_SITE_DATA_ONLY, &bad.site, NULL) == 0);
+	job_run(&bad, "rogue");
+	bh_gil_set_unsanctioned(BH_GIL_ABORT);
+	bad.done = false;
+	job_run(&bad, "rogue");
+	return 0;
+}
+
+/* EXIT-5: the fork happens while another thread is inside. */
+static int child_fork(unsigned seed)
+{
+	struct job inside = { .run = stay_in_scope, .site = BH_SITE_TEST };
+	int status;
+	pid_t pid;
+
+	(void)seed;
+	host_up();
+	job_start(&inside, "parental");
+	CHILD_CHECK(EVENTUALLY(atomic_load(&inside.in)));
+	pid = fork();
+	CHILD_CHECK(pid >= 0);
+	if (pid == 0) {
+		alarm(30);
+		CHILD_CHECK(!bh_gil_thread_is_in(inside.tid));
+		CHILD_CHECK(row_is_gone("parental"));
+		CHILD_CHECK(bh_gil_gate_close(bh_deadline_after(BH_NS_PER_S), NULL) == 0);
+		_exit(0);
+	}
+	CHILD_CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+	job_join(&inside);
+	CHILD_CHECK(bh_gil_gate_close(PATIENCE, NULL) == 0);
+	return host_down();
+}
+
+/* H06: all kinds of threads, at random, through the end of the interpreter. */
+struct comer {
+	struct job job;
+	unsigned seed;
+	_Atomic unsigned *n_in;
+};
+
+static void wander(unsigned *seed)
+{
+	struct timespec pause = { .tv_nsec = rand_r(seed) % 200000 };
+
+	if (rand_r(seed) % 4 == 0)
+		nanosleep(&pause, NULL);
+}
+
+static void comer_was_in(struct comer *comer)
+{
+	if (!atomic_exchange(&comer->job.in, true))
+		atomic_fetch_add(comer->n_in, 1);
+}
+
+static void come_by_ensure(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+
+	for (;;) {
+		PyGILState_STATE state = PyGILState_Ensure();
+
+		CHILD_CHECK(python_long("6 * 7") == 42);
+		PyGILState_Release(state);
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+}
+
+/* As pybind11 does it: a state for each visit. */
+static void come_by_new_state(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+
+	for (;;) {
+		PyThreadState *state = PyThreadState_New(PyInterpreterState_Main());
+
+		PyEval_AcquireThread(state);
+		CHILD_CHECK(python_long("6 * 7") == 42);
+		PyThreadState_Clear(state);
+		PyThreadState_DeleteCurrent();
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+}
+
+static void come_by_restore(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+	PyThreadState *state = PyThreadState_New(PyInterpreterState_Main());
+
+	for (;;) {
+		PyEval_RestoreThread(state);
+		CHILD_CHECK(python_long("6 * 7") == 42);
+		Py_BEGIN_ALLOW_THREADS wander(&comer->seed);
+		Py_END_ALLOW_THREADS state = PyEval_SaveThread();
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+}
+
+static void come_as_worker(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+	struct bh_gil_scope scope;
+
+	if (bh_gil_worker_start(NULL) < 0)
+		return;
+	while ((job->status = bh_gil_enter(BH_SITE_TEST, BH_HERE, &scope, NULL)) == 0) {
+		CHILD_CHECK(python_long("6 * 7") == 42);
+		Py_BEGIN_ALLOW_THREADS wander(&comer->seed);
+		Py_END_ALLOW_THREADS bh_gil_leave(&scope);
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+	bh_gil_worker_stop();
+}
+
+static int child_round(unsigned seed)
+{
+	static void (*const kinds[])(struct job *) = { come_by_ensure, come_by_new_state,
+						       come_by_restore, come_as_worker,
+						       come_as_worker };
+	_Atomic unsigned n_in = 0;
+	struct comer comers[BH_ARRAY_LEN(kinds)] = { 0 };
+
+	host_up();
+	bh_gil_main_enter(BH_SITE_TEST);
+	CHILD_CHECK(python_run("import ctypes\nusleep = ctypes.CDLL(None).usleep\n"
+			       "def busy():\n    while True: pass\n"
+			       "def sleepy():\n    while True: time.sleep(0.0001)\n"
+			       "def extension():\n    while True: usleep(50)\n"
+			       "for f in busy, sleepy, extension:\n"
+			       "    threading.Thread(target=f, daemon=True).start()\n") == 0);
+	bh_gil_main_leave();
+	for (size_t i = 0; i < BH_ARRAY_LEN(kinds); i++) {
+		comers[i].job.run = kinds[i];
+		comers[i].seed = seed * 31 + (unsigned)i;
+		comers[i].n_in = &n_in;
+		job_start(&comers[i].job, "comer");
+	}
+	CHILD_CHECK(EVENTUALLY(atomic_load(&n_in) == BH_ARRAY_LEN(kinds)));
+	usleep(rand_r(&seed) % 3000);
+	CHILD_CHECK(bh_gil_gate_close(PATIENCE, NULL) == 0);
+	CHILD_CHECK(host_down() == 0);
+	for (size_t i = 0; i < BH_ARRAY_LEN(kinds); i++)
+		if (kinds[i] == come_as_worker) {
+			job_join(&comers[i].job);
+			CHILD_CHECK(comers[i].job.status == -ESHUTDOWN);
+		}
+	_exit(0); /* the parked ones are still there */
+}
+
+static const struct {
+	const char *name;
+	int (*run)(unsigned seed);
+} children[] = {
+	{ "gate", child_gate },
+	{ "close-waits", child_close_waits },
+	{ "vanish", child_vanish },
+	{ "daemon", child_daemon },
+	{ "unsanctioned", child_unsanctioned },
+	{ "fork", child_fork },
+	{ "round", child_round },
+};
+
+static int child_main(const char *name, const char *seed)
+{
+	alarm(60); /* one that hangs ends by SIGALRM */
+	for (size_t i = 0; i < BH_ARRAY_LEN(children); i++)
+		if (strcmp(children[i].name, name) == 0)
+			return children[i].run((unsigned)strtoul(seed, NULL, 10));
+	return 64;
+}
+
+/* Runs a child to its end; what it wrote on stderr goes to `output`, cut at its size. */
+static int run_child(const char *name, unsigned seed, char *output, size_t size)
+{
+	char seed_text[16], rest[512];
+	size_t used = 0;
+	int fds[2], status;
+	ssize_t n;
+	pid_t pid;
+
+	snprintf(seed_text, sizeof(seed_text), "%u", seed);
+	if (pipe(fds) < 0)
+		return -1;
+	pid = fork();
+	if (pid == 0) {
+		dup2(fds[1], STDERR_FILENO);
+		close(fds[0]);
+		close(fds[1]);
+		execl("/proc/self/exe", "test_gil", "--child", name, seed_text, (char *)NULL);
+		_exit(127);
+	}
+	close(fds[1]);
+	while (used < size - 1 && (n = read(fds[0], output + used, size - 1 - used)) > 0)
+		used += (size_t)n;
+	output[used] = '\0';
+	while (read(fds[0], rest, sizeof(rest)) > 0)
+		; /* a writer whose pipe is full would hang */
+	close(fds[0]);
+	if (pid < 0 || waitpid(pid, &status, 0) != pid)
+		return -1;
+	return status;
+}
+
+static void child_succeeds(const char *name, unsigned seed)
+{
+	char output[16384];
+	int status = run_child(name, seed, output, sizeof(output));
+
+	CU_ASSERT_EQUAL(status, 0);
+	if (status != 0)
+		fprintf(stderr, "# child %s %u: status 0x%x\n%s", name, seed, (unsigned)status,
+			output);
+}
+
+static void gil5_gate(void)
+{
+	child_succeeds("gate", 0);
+}
+
+static void gil5_close_waits(void)
+{
+	for (unsigned i = 0; i < 7; i++)
+		child_succeeds("close-waits", i);
+}
+
+static void gil5_vanished(void)
+{
+	child_succeeds("vanish", 0);
+}
+
+static void gil5_daemons_hang(void)
+{
+	child_succeeds("daemon", 0);
+}
+
+static void gil5_finalization_rounds(void)
+{
+	for (unsigned i = 0; i < 100; i++)
+		child_succeeds("round", i);
+}
+
+static void gil4_unsanctioned(void)
+{
+	char output[16384];
+	int status = run_child("unsanctioned", 0, output, sizeof(output));
+
+	CU_ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+	CU_ASSERT_PTR_NOT_NULL(strstr(output, "site=unit.data"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(output, "thread=rogue"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(output, "plane=control"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(output, "test_gil.c:"));
+}
+
+static void exit5_forked(void)
+{
+	child_succeeds("fork", 0);
+}
+
+static const struct bh_test tests[] = {
+	{ "GIL-1: a nested entry is counted as nested and attributed to the outermost",
+	  gil1_outermost },
+	{ "GIL-1: raw calls inside a scope are nested", gil1_raw_nested },
+	{ "GIL-1: an unbalanced raw call ends with its scope", gil1_unbalanced },
+	{ "GIL-1: main is booked at host.dispatch and host.drain", gil1_main_scopes },
+	{ "GIL-2: a control thread's outermost entry is policed, raw ones too",
+	  gil2_control_policed },
+	{ "GIL-2: data and untagged threads are accounted, not policed", gil2_others_exempt },
+	{ "GIL-3: unclassified, duplicate and badly named sites are refused",
+	  gil3_site_add_refuses },
+	{ "GIL-3: a site that nobody added cannot be entered", gil3_unknown_site },
+	{ "GIL-3: every host site has its name", gil3_host_sites_named },
+	{ "GIL-4: an unsanctioned entry is logged with site, thread and caller, and aborts on "
+	  "request",
+	  gil4_unsanctioned },
+	{ "GIL-5: a closed gate refuses the host, parks raw callers, and names who is in",
+	  gil5_gate },
+	{ "GIL-5: closing waits for the one inside", gil5_close_waits },
+	{ "GIL-5: a thread that ends inside a scope does not keep the gate open", gil5_vanished },
+	{ "GIL-5: a daemon thread that CPython would end late is hung, not unwound",
+	  gil5_daemons_hang },
+	{ "GIL-5: the interpreter ends cleanly among threads that keep coming, 100 times",
+	  gil5_finalization_rounds },
+	{ "GIL-6: the holder is the thread in its scope", gil6_holder_in_scope },
+	{ "GIL-6: the holder is the worker with a kept state", gil6_holder_with_kept_state },
+	{ "GIL-6: a raw holder is named with its library", gil6_holder_raw },
+	{ "GIL-6: raw callers are told apart by their libraries", gil6_raw_libraries },
+	{ "GIL-6: a thread of Python's that holds the GIL is named", gil6_holder_pythons_thread },
+	{ "GIL-6: the shares of held of two spinners add up to at most the wall time",
+	  gil6_shares_of_held },
+	{ "GIL-6: waits are measured and shown", gil6_waits_are_measured },
+	{ "GIL-6: an extension's raw calls are seen", gil6_extensions_are_seen },
+	{ "GIL-6: a thread's row ends with it", gil6_rows_end_with_threads },
+	{ "GIL-8: a kept state keeps threading.local and leaves nothing behind", gil8_kept_state },
+	{ "EXIT-5: nobody inside in the parent holds up a forked child", exit5_forked },
+};
+
+int main(int argc, char **argv)
+{
+	int failed;
+
+	if (argc == 4 && strcmp(argv[1], "--child") == 0)
+		return child_main(argv[2], argv[3]);
+	host_up();
+	failed = bh_tap_main(argc, argv, "gil", tests, BH_ARRAY_LEN(tests));
+	if (bh_gil_gate_close(PATIENCE, NULL) < 0 || host_down() != 0)
+		return 1;
+	return failed;
+}
