@@ -4,7 +4,8 @@
  * Thread: load on main without the GIL (PLG-5); the rest is fixed afterwards, readable by any.
  * Owns:   its copy of the tables, its option values, its pool. Lives: until the process ends; the
  *         library is never unmapped.
- * Fails:  load returns -EPERM, -ENOENT, -ENOEXEC, -EINVAL with every fault of the descriptor listed.
+ * Fails:  load returns -EPERM, -ENOENT, -ENOEXEC, -EINVAL with every fault of the descriptor
+ *         listed.
  * Keeps:  PLG-1, PLG-2, PLG-3, PLG-5, PLG-6. */
 #ifndef BH_HOST_PLUGIN_MODULE_H
 #define BH_HOST_PLUGIN_MODULE_H
@@ -15,7 +16,7 @@
 #include "host/plugin/signature.h"
 
 struct bh_module_op {
-	const struct bh_op *op;		/* the plugin's own row */
+	const struct bh_op *op; /* the plugin's own row */
 	struct bh_signature signature;
 };
 
@@ -25,19 +26,22 @@ struct bh_module;
 struct bh_python_services {
 	/* As services->call_object; `site` is a host-wide number here. */
 	bh_status (*call_object)(struct bh_task *task, bh_gil_site site, struct bh_object *callable,
-				 const struct bh_value *args, uint32_t n_args, struct bh_value *ret_value);
+				 const struct bh_value *args, uint32_t n_args,
+				 struct bh_value *ret_value);
 };
 void bh_module_set_python(const struct bh_python_services *services);
 
-/* Where names are looked up, in order (PLG-1): --plugin-dir, BULKHEAD_PLUGIN_PATH, the installed one.
- * NULL-terminated, borrowed for the life of the process. */
+/* Where names are looked up, in order (PLG-1): --plugin-dir, BULKHEAD_PLUGIN_PATH, the installed
+ * one. NULL-terminated, borrowed for the life of the process. */
 void bh_module_set_search(const char *const *dirs);
 /* The absolute path of config->library. Errors name each path tried. */
-bh_status bh_module_find(const struct bh_config_plugin *config, char **ret_path, struct bh_error *err) BH_MUST_CHECK;
+bh_status bh_module_find(const struct bh_config_plugin *config, char **ret_path,
+			 struct bh_error *err) BH_MUST_CHECK;
 
-/* Finds, reads the note, dlopens, validates, parses the options, registers the sites, makes the pool
- * (not started). `config` is borrowed and outlives the module. */
-bh_status bh_module_load(const struct bh_config_plugin *config, struct bh_module **ret_module, struct bh_error *err) BH_MUST_CHECK;
+/* Finds, reads the note, dlopens, validates, parses the options, registers the sites, makes the
+ * pool (not started). `config` is borrowed and outlives the module. */
+bh_status bh_module_load(const struct bh_config_plugin *config, struct bh_module **ret_module,
+			 struct bh_error *err) BH_MUST_CHECK;
 /* Only a module whose pool never started or has been joined; the library stays mapped. */
 struct bh_module *bh_module_free(struct bh_module *module);
 BH_DEFINE_AUTO(struct bh_module, bh_module_free)
@@ -50,7 +54,8 @@ const struct bh_module_op *bh_module_ops(const struct bh_module *module, uint32_
 /* The module whose pool this is; NULL when there is none. */
 struct bh_module *bh_module_of_pool(const struct bh_pool *pool);
 /* Called on the supervisor when the pool is ready or has ended; set before bh_pool_start. */
-void bh_module_set_announce(struct bh_module *module, void (*announce)(struct bh_module *, enum bh_pool_state, void *),
+void bh_module_set_announce(struct bh_module *module,
+			    void (*announce)(struct bh_module *, enum bh_pool_state, void *),
 			    void *arg);
 
 #endif

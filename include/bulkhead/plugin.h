@@ -31,28 +31,28 @@ extern "C" {
 /* What a plugin was built against: equal major, and a minor not newer than the host's (PLG-2). */
 #define BH_ABI (BH_ABI_MAJOR << 16 | BH_ABI_MINOR)
 
-#define BH_LABEL_MAX 32u	/* bytes of a label with its NUL; a label is [a-z][a-z0-9_-]* */
-#define BH_VERSION_MAX 24u	/* bytes of a version with its NUL */
+#define BH_LABEL_MAX 32u   /* bytes of a label with its NUL; a label is [a-z][a-z0-9_-]* */
+#define BH_VERSION_MAX 24u /* bytes of a version with its NUL */
 
 /* 0, or a negative errno. BH_PENDING is what run() alone may return besides. */
 typedef int32_t bh_status;
 #define BH_PENDING ((bh_status)1)
 
-struct bh_context;		/* one opened plugin; valid until the process ends, even after close() */
-struct bh_task;			/* one accepted task; valid inside the callback that received it */
-struct bh_buffer;		/* reference counted memory */
-struct bh_object;		/* an opaque Python reference: hold it, call it, or drop it */
+struct bh_context; /* one opened plugin; valid until the process ends, even after close() */
+struct bh_task;	   /* one accepted task; valid inside the callback that received it */
+struct bh_buffer;  /* reference counted memory */
+struct bh_object;  /* an opaque Python reference: hold it, call it, or drop it */
 
 /* ---- facts: key and value on an error or a log line ------------------------------------------ */
 
 enum bh_fact_kind { BH_FACT_STR = 0, BH_FACT_INT = 1 };
 
 struct bh_fact {
-	const char *key;	/* [a-z_]+; borrowed for the call */
-	const char *text;	/* BH_FACT_STR; borrowed for the call; NULL reads as "" */
-	int64_t number;		/* BH_FACT_INT */
-	uint32_t kind;		/* enum bh_fact_kind */
-	uint32_t reserved;	/* 0 */
+	const char *key;   /* [a-z_]+; borrowed for the call */
+	const char *text;  /* BH_FACT_STR; borrowed for the call; NULL reads as "" */
+	int64_t number;	   /* BH_FACT_INT */
+	uint32_t kind;	   /* enum bh_fact_kind */
+	uint32_t reserved; /* 0 */
 };
 
 static inline struct bh_fact bh_fact_str(const char *key, const char *text)
@@ -87,8 +87,8 @@ enum bh_type {
 struct bh_value;
 
 struct bh_text {
-	const char *data;	/* a BH_TYPE_STR is followed by a NUL, which `length` does not count */
-	uint64_t length;	/* bytes */
+	const char *data; /* a BH_TYPE_STR is followed by a NUL, which `length` does not count */
+	uint64_t length;  /* bytes */
 };
 
 struct bh_items {
@@ -98,17 +98,17 @@ struct bh_items {
 
 /* One argument or result. The size is fixed for ever. */
 struct bh_value {
-	uint32_t type;		/* enum bh_type */
-	uint32_t reserved;	/* 0 */
+	uint32_t type;	   /* enum bh_type */
+	uint32_t reserved; /* 0 */
 	union {
-		int32_t boolean;		/* BH_TYPE_BOOL: 0 or 1 */
-		int64_t integer;		/* BH_TYPE_INT */
-		double real;			/* BH_TYPE_FLOAT */
-		struct bh_text text;		/* BH_TYPE_STR, BH_TYPE_BYTES */
-		struct bh_items list;		/* BH_TYPE_LIST */
-		struct bh_buffer *buffer;	/* BH_TYPE_BUFFER */
-		struct bh_object *object;	/* BH_TYPE_OBJECT */
-		uint64_t handle;		/* BH_TYPE_HANDLE: the plugin's own number */
+		int32_t boolean;	  /* BH_TYPE_BOOL: 0 or 1 */
+		int64_t integer;	  /* BH_TYPE_INT */
+		double real;		  /* BH_TYPE_FLOAT */
+		struct bh_text text;	  /* BH_TYPE_STR, BH_TYPE_BYTES */
+		struct bh_items list;	  /* BH_TYPE_LIST */
+		struct bh_buffer *buffer; /* BH_TYPE_BUFFER */
+		struct bh_object *object; /* BH_TYPE_OBJECT */
+		uint64_t handle;	  /* BH_TYPE_HANDLE: the plugin's own number */
 	} as;
 };
 BH_ABI_ASSERT(sizeof(struct bh_value) == 24, "ABI 1: struct bh_value");
@@ -118,56 +118,56 @@ enum bh_buffer_kind { BH_BUFFER_HOST = 1, BH_BUFFER_PINNED = 2, BH_BUFFER_CUDA =
 /* Element type, with DLPack's codes. */
 enum bh_dtype_code { BH_DTYPE_INT = 0, BH_DTYPE_UINT = 1, BH_DTYPE_FLOAT = 2, BH_DTYPE_OPAQUE = 3 };
 
-#define BH_BUFFER_WRITABLE 1u	/* flag */
+#define BH_BUFFER_WRITABLE 1u /* flag */
 #define BH_NDIM_MAX 8u
 
 struct bh_buffer_info {
-	uint32_t size;			/* in: sizeof of the caller's; out: what was filled */
-	uint32_t kind;			/* enum bh_buffer_kind */
-	uint32_t flags;			/* BH_BUFFER_* */
-	uint32_t n_dims;		/* 0 … BH_NDIM_MAX */
-	void *data;			/* C-contiguous; may be NULL when `length` is 0 */
-	uint64_t length;		/* bytes */
-	uint8_t dtype_code;		/* enum bh_dtype_code */
-	uint8_t dtype_bits;		/* of one element */
-	uint16_t reserved0;		/* 0 */
-	uint32_t reserved1;		/* 0 */
-	int64_t shape[BH_NDIM_MAX];	/* elements per dimension; the product is the element count */
+	uint32_t size;		    /* in: sizeof of the caller's; out: what was filled */
+	uint32_t kind;		    /* enum bh_buffer_kind */
+	uint32_t flags;		    /* BH_BUFFER_* */
+	uint32_t n_dims;	    /* 0 … BH_NDIM_MAX */
+	void *data;		    /* C-contiguous; may be NULL when `length` is 0 */
+	uint64_t length;	    /* bytes */
+	uint8_t dtype_code;	    /* enum bh_dtype_code */
+	uint8_t dtype_bits;	    /* of one element */
+	uint16_t reserved0;	    /* 0 */
+	uint32_t reserved1;	    /* 0 */
+	int64_t shape[BH_NDIM_MAX]; /* elements per dimension; the product is the element count */
 };
 
 /* ---- the descriptor's tables ----------------------------------------------------------------- */
 
 enum bh_site_policy {
-	BH_SITE_UNCLASSIFIED = 0,	/* refused at load (GIL-3) */
+	BH_SITE_UNCLASSIFIED = 0, /* refused at load (GIL-3) */
 	BH_SITE_CONTROL_ALLOWED = 1,
 	BH_SITE_DATA_ONLY = 2
 };
 
 struct bh_site {
-	const char *name;		/* [a-z][a-z0-9_-]*, unique in the plugin */
-	uint32_t policy;		/* enum bh_site_policy */
-	uint32_t reserved;		/* 0 */
-	const char *doc;		/* why the GIL is taken here, one line */
+	const char *name;  /* [a-z][a-z0-9_-]*, unique in the plugin */
+	uint32_t policy;   /* enum bh_site_policy */
+	uint32_t reserved; /* 0 */
+	const char *doc;   /* why the GIL is taken here, one line */
 };
 
 enum bh_option_type {
-	BH_OPT_INT = 1,			/* decimal, `min` … `max` */
-	BH_OPT_BOOL = 2,		/* yes no true false on off 1 0 */
-	BH_OPT_STR = 3,			/* any text */
-	BH_OPT_SIZE = 4,		/* bytes: 4096, 64KiB, 1MiB, 2GiB; `min` … `max` */
-	BH_OPT_DURATION = 5,		/* ns inside; written 250ms, 10s, 2m; `min` … `max` in ns */
-	BH_OPT_ENUM = 6,		/* one of `choices`, separated by '|' */
-	BH_OPT_PATH = 7			/* an absolute path */
+	BH_OPT_INT = 1,	     /* decimal, `min` … `max` */
+	BH_OPT_BOOL = 2,     /* yes no true false on off 1 0 */
+	BH_OPT_STR = 3,	     /* any text */
+	BH_OPT_SIZE = 4,     /* bytes: 4096, 64KiB, 1MiB, 2GiB; `min` … `max` */
+	BH_OPT_DURATION = 5, /* ns inside; written 250ms, 10s, 2m; `min` … `max` in ns */
+	BH_OPT_ENUM = 6,     /* one of `choices`, separated by '|' */
+	BH_OPT_PATH = 7	     /* an absolute path */
 };
 
 struct bh_option {
-	const char *name;		/* [a-z][a-z0-9_]*, unique in the plugin, no key of the host's */
-	uint32_t type;			/* enum bh_option_type */
-	uint32_t reserved;		/* 0 */
-	const char *preset;		/* as it would be written in a manifest */
-	int64_t min;
+	const char *name;   /* [a-z][a-z0-9_]*, unique in the plugin, no key of the host's */
+	uint32_t type;	    /* enum bh_option_type */
+	uint32_t reserved;  /* 0 */
+	const char *preset; /* as it would be written in a manifest */
+	int64_t min;	    /* `min` and `max` both 0: no limits */
 	int64_t max;
-	const char *choices;		/* BH_OPT_ENUM only */
+	const char *choices; /* BH_OPT_ENUM only */
 	const char *doc;
 };
 
@@ -176,21 +176,22 @@ struct bh_option {
  * `args`: parameters separated by blanks, each `name:type`, with the types bool int float str bytes
  * buffer list handle object. `buffer!` is written to. `=literal`
  * gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any type, which the op then
- * sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list.
- * `ret`: a type, or NULL for none.
- * The host checks every argument against this before the plugin sees it. */
+ * sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list. At most 16; those with
+ * a preset come last. Names are [a-z][a-z0-9_]*, no keyword of Python, nor timeout, lane or wait,
+ * which every op takes from its caller. `ret`: a type, or NULL for none. The host checks every
+ * argument against this before the plugin sees it. */
 struct bh_op {
-	const char *name;		/* [a-z][a-z0-9_]*, unique in the plugin */
-	const char *args;		/* NULL or "": none */
+	const char *name; /* [a-z][a-z0-9_]*, unique in the plugin */
+	const char *args; /* NULL or "": none */
 	const char *ret;
-	/* Thread: a worker of the plugin's pool, or a thread of it that waits (SUP-7). GIL: not held.
-	 * May block. `args` holds one value a parameter and is valid until the task has ended.
-	 * Returns 0 (done), a negative errno (failed, or cancelled with -ECANCELED), or BH_PENDING:
-	 * it will be completed later, once, with services->complete(). */
+	/* Thread: a worker of the plugin's pool, or a thread of it that waits (SUP-7). GIL: not
+	 * held. May block. `args` holds one value a parameter and is valid until the task has
+	 * ended. Returns 0 (done), a negative errno (failed, or cancelled with -ECANCELED), or
+	 * BH_PENDING: it will be completed later, once, with services->complete(). */
 	bh_status (*run)(void *state, struct bh_task *task, const struct bh_value *args);
-	uint32_t flags;			/* BH_OP_* */
-	uint32_t reserved;		/* 0 */
-	const char *doc;		/* becomes the method's docstring */
+	uint32_t flags;	   /* BH_OP_* */
+	uint32_t reserved; /* 0 */
+	const char *doc;   /* becomes the method's docstring */
 };
 
 /* The op releases something: it may use the pool's reserve when the queue is full (SUP-8). */
@@ -199,16 +200,23 @@ struct bh_op {
 struct bh_table {
 	const void *rows;
 	uint32_t count;
-	uint32_t row_size;		/* bytes of one row as the plugin was built */
+	uint32_t row_size; /* bytes of one row as the plugin was built */
 };
 
-#define BH_TABLE(array) { (array), (uint32_t)(sizeof(array) / sizeof((array)[0])), (uint32_t)sizeof((array)[0]) }
-#define BH_NO_TABLE { NULL, 0, 0 }
+#define BH_TABLE(array)                                                                            \
+	{                                                                                          \
+		(array), (uint32_t)(sizeof(array) / sizeof((array)[0])),                           \
+			(uint32_t)sizeof((array)[0])                                               \
+	}
+#define BH_NO_TABLE                                                                                \
+	{                                                                                          \
+		NULL, 0, 0                                                                         \
+	}
 
 struct bh_worker_range {
-	uint32_t min;			/* at least 1 */
-	uint32_t preset;		/* where the manifest is silent; 0 is `auto` */
-	uint32_t max;			/* at most 1024 */
+	uint32_t min;	 /* at least 1 */
+	uint32_t preset; /* where the manifest is silent; 0 is `auto` */
+	uint32_t max;	 /* at most 1024 */
 };
 
 /* ---- services the host gives to a plugin ----------------------------------------------------- */
@@ -216,18 +224,20 @@ struct bh_worker_range {
 enum bh_log_level { BH_LOG_DEBUG = 0, BH_LOG_INFO = 1, BH_LOG_WARNING = 2, BH_LOG_ERROR = 3 };
 
 /* All may be called with or without the GIL unless they say otherwise. Thread "own": any thread
- * that runs one of the plugin's callbacks, or that the plugin made. None blocks unless it says so. */
+ * that runs one of the plugin's callbacks, or that the plugin made. None blocks unless it says so.
+ */
 struct bh_services {
 	uint32_t size;
-	uint32_t abi;			/* the host's */
+	uint32_t abi; /* the host's */
 
 	/* Options of the manifest, checked against the descriptor's table. Thread: own. A name that
 	 * the table lacks, or another type, gives 0 or NULL and a log line at error level. Text is
 	 * the host's and valid until the process ends. */
-	int64_t (*option_int)(struct bh_context *ctx, const char *name);	/* INT BOOL SIZE DURATION */
-	const char *(*option_text)(struct bh_context *ctx, const char *name);	/* STR ENUM PATH */
-	const char *(*label)(struct bh_context *ctx);	/* the manifest's name for this plugin */
-	uint32_t (*workers)(struct bh_context *ctx);	/* how many workers the pool has */
+	int64_t (*option_int)(struct bh_context *ctx,
+			      const char *name); /* INT BOOL SIZE DURATION */
+	const char *(*option_text)(struct bh_context *ctx, const char *name); /* STR ENUM PATH */
+	const char *(*label)(struct bh_context *ctx); /* the manifest's name for this plugin */
+	uint32_t (*workers)(struct bh_context *ctx);  /* how many workers the pool has */
 
 	/* Says what went wrong and returns `status`, so that a callback can end with it.
 	 * fail(): open, close, worker_start, worker_stop, on their thread. task_fail(): for a task,
@@ -238,7 +248,7 @@ struct bh_services {
 			       const struct bh_fact *facts, uint32_t n_facts);
 	void (*log)(struct bh_context *ctx, uint32_t level, const char *message,
 		    const struct bh_fact *facts, uint32_t n_facts);
-	uint64_t (*now_ns)(void);	/* the monotonic clock that deadlines use */
+	uint64_t (*now_ns)(void); /* the monotonic clock that deadlines use */
 
 	/* About the task that a callback was given. remaining_ns: INT64_MAX without a deadline, 0
 	 * when it has passed. task_id: a number that is never used again in this process. */
@@ -246,14 +256,16 @@ struct bh_services {
 	int32_t (*cancelled)(const struct bh_task *task);
 	int64_t (*remaining_ns)(const struct bh_task *task);
 
-	/* Sets what a task that is being run will return. Text, bytes and lists are copied; a buffer's
-	 * or an object's reference passes to the host (also when this fails). -EINVAL: not the type
-	 * that `ret` promises. Call it before run() returns 0. */
+	/* Sets what a task that is being run will return. Text, bytes and lists are copied; a
+	 * buffer's or an object's reference passes to the host (also when this fails). -EINVAL: not
+	 * the type that `ret` promises. Call it before run() returns 0; a task that ends without
+	 * the result it promised has failed. Thread: the one that runs it. */
 	bh_status (*result)(struct bh_task *task, const struct bh_value *value);
 	/* Ends a task whose run() returned BH_PENDING (or is about to). Thread: any. `status` and
 	 * `value` as for run() and result(); `value` NULL: none. A task that has ended already, or
 	 * never was, is refused with -ESRCH (and logged with plugin, op and task where they are
-	 * known); nothing is harmed. `id` and `facts` say what failed; NULL, 0 where nothing did. */
+	 * known); nothing is harmed. `id` and `facts` say what failed; NULL, 0 where nothing did.
+	 * -EINVAL: not what `ret` promises, or a positive status; the task has failed with that. */
 	bh_status (*complete)(struct bh_context *ctx, uint64_t task_id, bh_status status,
 			      const struct bh_value *value, const char *id,
 			      const struct bh_fact *facts, uint32_t n_facts);
@@ -266,14 +278,15 @@ struct bh_services {
 	struct bh_object *(*object_ref)(struct bh_object *object);
 	void (*object_unref)(struct bh_object *object);
 
-	/* Runs `fn` under the GIL at the plugin's own site number `site` (its row). Blocks until the
-	 * GIL is had. -ESHUTDOWN: the interpreter is going down, `fn` was not run. -EINVAL: no such
-	 * site. Thread: own. */
-	bh_status (*run_gil)(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg), void *arg);
+	/* Runs `fn` under the GIL at the plugin's own site number `site` (its row). Blocks until
+	 * the GIL is had. -ESHUTDOWN: the interpreter is going down, `fn` was not run. -EINVAL: no
+	 * such site. Thread: own. */
+	bh_status (*run_gil)(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg),
+			     void *arg);
 	/* Calls a Python callable with `n_args` values, under the GIL at `site`, in a copy of its
-	 * submitter's context. 0: `ret_value` is an object the caller now owns. -EREMOTEIO: it raised;
-	 * the exception is kept with the task and becomes its error. -ESHUTDOWN as run_gil(). Blocks.
-	 * Thread: the one that runs `task`. */
+	 * submitter's context. 0: `ret_value` is an object the caller now owns. -EREMOTEIO: it
+	 * raised; the exception is kept with the task and becomes its error. -ESHUTDOWN as
+	 * run_gil(). Blocks. Thread: the one that runs `task`. */
 	bh_status (*call_object)(struct bh_task *task, uint32_t site, struct bh_object *callable,
 				 const struct bh_value *args, uint32_t n_args,
 				 struct bh_value *ret_value);
@@ -287,29 +300,32 @@ struct bh_services {
 /* ---- the descriptor -------------------------------------------------------------------------- */
 
 struct bh_plugin {
-	uint32_t abi;			/* BH_ABI */
-	uint32_t size;			/* sizeof(struct bh_plugin) */
+	uint32_t abi;  /* BH_ABI */
+	uint32_t size; /* sizeof(struct bh_plugin) */
 	struct bh_worker_range workers;
-	uint32_t progress_threads;	/* threads that run progress(), 0 … 64 */
+	uint32_t progress_threads; /* threads that run progress(), 0 … 64 */
 	struct bh_table sites;
 	struct bh_table options;
 	struct bh_table ops;
 
-	/* Thread: the pool's supervisor, GIL not held; may block (health and stop go on without it).
-	 * open: `ctx` and `services` stay valid until the process ends. `*ret_state` is passed to every
-	 * other callback. When it fails, close() is not called: undo what was done. */
-	bh_status (*open)(struct bh_context *ctx, const struct bh_services *services, void **ret_state);
+	/* Thread: the pool's supervisor, GIL not held; may block (health and stop go on without
+	 * it). open: `ctx` and `services` stay valid until the process ends. `*ret_state` is passed
+	 * to every other callback. When it fails, close() is not called: undo what was done. */
+	bh_status (*open)(struct bh_context *ctx, const struct bh_services *services,
+			  void **ret_state);
 	/* close: called once, after every worker and progress thread has ended. */
 	bh_status (*close)(void *state);
 
-	/* Optional, on the worker itself, before its first and after its last task. GIL: not held. */
+	/* Optional, on the worker itself, before its first and after its last task. GIL: not held.
+	 */
 	bh_status (*worker_start)(void *state, uint32_t worker);
 	bh_status (*worker_stop)(void *state, uint32_t worker);
-	/* Optional unless progress_threads is not 0. On a thread of its own, tagged as the pool's; may
-	 * block; returns soon after `stop_fd` has become readable (never read from it). */
+	/* Optional unless progress_threads is not 0. On a thread of its own, tagged as the pool's;
+	 * may block; returns soon after `stop_fd` has become readable (never read from it). */
 	void (*progress)(void *state, uint32_t thread, int stop_fd);
-	/* Optional, on the supervisor: `task_id` of a running or pending task should end soon, because
-	 * its submitter, its deadline or the stop says so. Must not block. The op decides. */
+	/* Optional, on the supervisor: `task_id` of a running or pending task should end soon,
+	 * because its submitter, its deadline or the stop says so. Must not block. The op decides.
+	 */
 	void (*cancel)(void *state, uint64_t task_id);
 };
 BH_ABI_ASSERT(offsetof(struct bh_plugin, size) == 4, "ABI 1");
@@ -324,13 +340,13 @@ BH_ABI_ASSERT(offsetof(struct bh_plugin, cancel) == 112, "ABI 1");
 #define BH_NOTE_TYPE 1u
 
 struct bh_note {
-	uint32_t namesz;		/* 9: with its NUL */
-	uint32_t descsz;		/* 64 */
-	uint32_t type;			/* BH_NOTE_TYPE */
-	char name[12];			/* "Bulkhead", padded to a multiple of 4 */
-	uint32_t abi;			/* BH_ABI */
-	uint32_t plugin_size;		/* sizeof(struct bh_plugin) */
-	char label[BH_LABEL_MAX];	/* what the author calls it; a manifest may name it otherwise */
+	uint32_t namesz;	  /* 9: with its NUL */
+	uint32_t descsz;	  /* 64 */
+	uint32_t type;		  /* BH_NOTE_TYPE */
+	char name[12];		  /* "Bulkhead", padded to a multiple of 4 */
+	uint32_t abi;		  /* BH_ABI */
+	uint32_t plugin_size;	  /* sizeof(struct bh_plugin) */
+	char label[BH_LABEL_MAX]; /* what the author calls it; a manifest may name it otherwise */
 	char version[BH_VERSION_MAX];
 };
 BH_ABI_ASSERT(sizeof(struct bh_note) == 88, "ABI 1: struct bh_note");
@@ -356,8 +372,8 @@ BH_ABI_ASSERT(sizeof(struct bh_note) == 88, "ABI 1: struct bh_note");
 	BH_ABI_ASSERT(sizeof(LABEL) <= BH_LABEL_MAX, "plugin label too long");                     \
 	BH_ABI_ASSERT(sizeof(VERSION) <= BH_VERSION_MAX, "plugin version too long");               \
 	static const struct bh_note bh_plugin_note BH_NOTE_KEEP = {                                \
-		9, (uint32_t)(sizeof(struct bh_note) - 24), BH_NOTE_TYPE, BH_NOTE_NAME, BH_ABI,    \
-		(uint32_t)sizeof(struct bh_plugin), LABEL, VERSION                                 \
+		9,	(uint32_t)(sizeof(struct bh_note) - 24), BH_NOTE_TYPE, BH_NOTE_NAME,       \
+		BH_ABI, (uint32_t)sizeof(struct bh_plugin),	 LABEL,	       VERSION             \
 	};                                                                                         \
 	BH_PLUGIN_LINKAGE const struct bh_plugin bh_plugin __attribute__((visibility("default"))); \
 	const struct bh_plugin bh_plugin

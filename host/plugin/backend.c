@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* backend - see backend.h.
+ *
+ * Thread: as struct bh_backend says for each. GIL: not held. Blocks: as long as the plugin does.
+ * Keeps:  GIL-8 (a worker's thread state exists before and after the plugin's part of its life),
+ *         PLG-6, SUP-5 (what a callback returns becomes an error that names plugin and step). */
+#include "config.h"
+
+#include "host/plugin/backend.h"
+
+#include <errno.h>
+
+#include "host/core/log.h"
+#include "host/gil/gil.h"
+#include "host/plugin/surroundings.h"
+
+#define COMPONENT "plugin"
+
+static const struct bh_plugin *plugin_of(const struct bh_context *context)
+{
+	return &context->descriptor->plugin;
+}
+
+/* What a callback returned, and what it said by fail(), made one: either both or neither. */
+static bh_status finish(const struct bh_context *context, const char *step, bh_status st,
+			struct bh_error *err)
+{
+	if (st == 0) {
+		if (bh_error_is_set(err)) {
+			bh_note(err, err->status, BH_STR("plugin", context->label),
+				BH_STR("step", step));
+			bh_log_error(BH_LOG_WARNING, COMPONENT,
+				     "plugin called fail() and then returned 0", err);
+			bh_error_clear(err);
+		}
+		return 0;
+	}
+	if (st > 0) {
+		bh_raise(err, -EPROTO, "plugin.status", BH_INT("status", st),
+			 BH_STR("accepted", "0 or a negative errno"));
+		st = -EPROTO;
+	}
+	bh_raise(err, st, "plugin.failed"); /* does nothing where the plugin said more by fail() */
+	return bh_note(err, st, BH_STR("plugin", context->label), BH_STR("step", step));
+}
+
+static bh_status backend_open(void *self, struct bh_error *err)
+{
+	struct bh_context *context = self;
+	struct bh_surroundings before;
+	bh_status st;
+
+	bh_surroundings_save(&before);
+	context->seen = true;
+	bh_service_begin(context, err);
+	st = plugin_of(context)->open(context, &bh_service_table, &context->state);
+	bh_service_end();
+	bh_surroundings_restore(&before, context->label, "open"); /* PLG-6 */
+	return finish(context, "open", st, err);
+}
+
+static bh_status backend_close(void *self, struct bh_error *err)
+{
+	struct bh_context *context = self;
+	bh_status st;
+
+	bh_service_begin(context, err);
+	st = plugin_of(context)->close(context->state);
+	bh_service_end();
+	return finish(context, "close", st, err);
+}
+
+static bool takes_gil(const struct bh_context *context)
+{
+	return context->descriptor->n_sites > 0;
+}
+
+static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_error *err)
+{
+	struct bh_context *context = self;
+	bh_status st;
+
+	if (takes_gil(context)) {
+		st = bh_gil_worker_start(err); /* GIL-8 */
+		if (st < 0)
+			return bh_note(err, st, BH_STR("plugin", context->label),
+				       BH_STR("step", "worker_start"));
+	}
+	if (!plugin_of(context)->worker_start)
+		return 0;
+	bh_service_begin(context, err);
+	st = plugin_of(context)->worker_start(context->state, worker);
+	bh_service_end();
+	st = finish(context, "worker_start", st, err);
+	if (st < 0 && takes_gil(context))
+		bh_gil_worker_stop();
+	return st;
+}
+
+static bh_status backend_worker_stop(void *self, uint32_t worker, struct bh_error *err)
+{
+	struct bh_context *context = self;
+	bh_status st = 0;
+
+	if (plugin_of(context)->worker_stop) {
+		bh_service_begin(context, err);
+		st = plugin_of(context)->worker_stop(context->state, worker);
+		bh_service_end();
+		st = finish(context, "worker_stop", st, err);
+	}
+	if (takes_gil(context))
+		bh_gil_worker_stop();
+	return st;
+}
+
+/* What run() returned, made true: a failure has an error, a success has the result it promised. */
+static bh_status finish_run(const struct bh_service_run *run, bh_status st)
+{
+	struct bh_error *err = bh_task_error(run->task);
+
+	if (st == BH_PENDING || st == -ECANCELED)
+		return st;
+	if (st > 0)
+		return bh_raise(err, -EPROTO, "plugin.status", BH_INT("status", st),
+				BH_STR("accepted", "0, BH_PENDING or a negative errno"));
+	if (st < 0)
+		return bh_raise(err, st, "plugin.failed"); /* unless task_fail() has said more */
+	if (run->has_result || run->op->signature.ret == BH_TYPE_NONE)
+		return 0;
+	/* A result() that was refused has raised its own error already, and that one stays. */
+	return bh_raise(err, -EPROTO, "plugin.no-result",
+			BH_STR("want", bh_type_name(run->op->signature.ret)));
+}
+
+static bh_status backend_run(void *self, struct bh_task *task)
+{
+	struct bh_context *context = self;
+	const struct bh_args *args = bh_task_args(task);
+	struct bh_service_run run = { .context = context, .task = task };
+	bh_status st;
+
+	/* The submitter has checked both against the signature (host/python). */
+	assert(bh_task_op(task) < context->descriptor->n_ops);
+	run.op = &context->descriptor->ops[bh_task_op(task)];
+	assert((args ? args->n : 0) == run.op->signature.n);
+
+	bh_service_run_begin(&run);
+	st = run.op->op->run(context->state, task, args ? args->v : NULL);
+	bh_service_run_end(&run);
+	return finish_run(&run, st);
+}
+
+static void backend_cancel(void *self, uint64_t task_id)
+{
+	struct bh_context *context = self;
+
+	plugin_of(context)->cancel(context->state, task_id);
+}
+
+static void backend_progress(void *self, uint32_t thread, int stop_fd)
+{
+	struct bh_context *context = self;
+
+	plugin_of(context)->progress(context->state, thread, stop_fd);
+}
+
+static const char *backend_op_name(void *self, uint32_t op)
+{
+	const struct bh_context *context = self;
+
+	return op < context->descriptor->n_ops ? context->descriptor->ops[op].op->name : "?";
+}
+
+struct bh_backend bh_backend_for(const struct bh_descriptor *descriptor)
+{
+	const struct bh_plugin *plugin = &descriptor->plugin;
+	bool on_worker = plugin->worker_start || plugin->worker_stop || descriptor->n_sites > 0;
+
+	return (struct bh_backend){
+		.open = backend_open,
+		.close = backend_close,
+		.worker_start = on_worker ? backend_worker_start : NULL,
+		.worker_stop = on_worker ? backend_worker_stop : NULL,
+		.run = backend_run,
+		.cancel = plugin->cancel ? backend_cancel : NULL,
+		.progress = plugin->progress ? backend_progress : NULL,
+		.op_name = backend_op_name,
+	};
+}

@@ -1,0 +1,576 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* service - see service.h.
+ *
+ * What a plugin passes in is checked as far as it can be: a wrong site, type, name or thread gets
+ * an error and a log line that names the plugin, never a crash of the host.
+ *
+ * Thread: any. GIL: held or not, but not in run_gil and call_object, which take it.
+ * Blocks: run_gil and call_object until they have the GIL; the others no. */
+#include "config.h"
+
+#include "host/plugin/service.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <link.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host/core/clock.h"
+#include "host/core/log.h"
+#include "host/plugin/name.h"
+
+#define COMPONENT "plugin"
+#define BUFFER_INFO_SIZE_MIN 104u /* ABI 1.0's: never changes */
+#define LIST_DEPTH_MAX 16	  /* of a value's lists; the host's own walks recurse */
+
+/* A: release by set, acquire by use. Set once, before the first load (module.h). */
+static _Atomic(const struct bh_python_services *) python_services;
+
+/* Contexts that the plugins may still call with; kept reachable for good. A: release push. */
+static _Atomic(struct bh_context *) retired;
+
+struct call {
+	struct bh_context *context;
+	struct bh_error *err;
+};
+static _Thread_local struct call current_call;
+static _Thread_local struct bh_service_run *innermost_run;
+
+void bh_module_set_python(const struct bh_python_services *services)
+{
+	atomic_store_explicit(&python_services, services, memory_order_release);
+}
+
+void bh_service_begin(struct bh_context *context, struct bh_error *err)
+{
+	assert(!current_call.context);
+	current_call = (struct call){ context, err };
+}
+
+void bh_service_end(void)
+{
+	current_call = (struct call){ NULL, NULL };
+}
+
+void bh_service_run_begin(struct bh_service_run *run)
+{
+	run->outer = innermost_run;
+	innermost_run = run;
+}
+
+void bh_service_run_end(struct bh_service_run *run)
+{
+	assert(innermost_run == run);
+	innermost_run = run->outer;
+}
+
+/* The run of `task` on this thread; NULL when another thread runs it, or none. */
+static struct bh_service_run *find_run(const struct bh_task *task)
+{
+	struct bh_service_run *run = innermost_run;
+
+	while (run && run->task != task)
+		run = run->outer;
+	return run;
+}
+
+/* ---- the pool behind a context -------------------------------------------------------------- */
+
+/* NULL once the module is gone and the last user with it. */
+static struct bh_pool *pool_take(struct bh_context *context)
+{
+	uint32_t refs = atomic_load_explicit(&context->pool_refs, memory_order_relaxed);
+
+	do {
+		if (refs == 0)
+			return NULL;
+	} while (!atomic_compare_exchange_weak_explicit(
+		&context->pool_refs, &refs, refs + 1, memory_order_acquire, memory_order_relaxed));
+	return context->pool;
+}
+
+static void pool_drop(struct bh_context *context)
+{
+	if (atomic_fetch_sub_explicit(&context->pool_refs, 1, memory_order_acq_rel) == 1)
+		bh_pool_free(context->pool);
+}
+
+struct bh_context *bh_context_retire(struct bh_context *context)
+{
+	if (!context)
+		return NULL;
+	if (context->pool)
+		pool_drop(context);
+	if (context->seen) {
+		context->next = atomic_load_explicit(&retired, memory_order_relaxed);
+		while (!atomic_compare_exchange_weak_explicit(&retired, &context->next, context,
+							      memory_order_release,
+							      memory_order_relaxed))
+			;
+		return NULL;
+	}
+	for (uint32_t i = 0; context->options && i < context->descriptor->n_options; i++)
+		bh_option_value_fini(&context->options[i]);
+	free(context->options);
+	free(context->sites);
+	bh_descriptor_free(context->descriptor);
+	free(context);
+	return NULL;
+}
+
+/* ---- what plugins say, made safe ------------------------------------------------------------ */
+
+struct facts {
+	/* One more than an error holds: it then knows, and shows, that it was cut. */
+	struct bh_fact rows[BH_ERROR_FACTS + 1];
+	uint32_t n;
+};
+
+static bool is_fact_key(const char *key)
+{
+	if (!key || !*key)
+		return false;
+	return key[strspn(key, "abcdefghijklmnopqrstuvwxyz_")] == '\0';
+}
+
+static const char *clean_text(const char *text)
+{
+	if (!text)
+		return "";
+	return bh_utf8_valid(text, strlen(text)) ? text : "(not UTF-8)";
+}
+
+static void take_facts(struct facts *facts, const struct bh_fact *from, uint32_t n)
+{
+	facts->n = 0;
+	if (!from)
+		return;
+	for (uint32_t i = 0; i < n && facts->n < BH_ARRAY_LEN(facts->rows); i++) {
+		const char *key = is_fact_key(from[i].key) ? from[i].key : "fact";
+
+		facts->rows[facts->n++] = from[i].kind == BH_FACT_INT
+						  ? bh_fact_int(key, from[i].number)
+						  : bh_fact_str(key, clean_text(from[i].text));
+	}
+}
+
+/* A failure needs a negative errno; anything else would end in a success that never was. */
+static bh_status take_status(bh_status status)
+{
+	return status < 0 ? status : -EPROTO;
+}
+
+static void raise_for_plugin(struct bh_error *err, bh_status status, const char *id,
+			     const struct bh_fact *from, uint32_t n)
+{
+	struct facts facts;
+
+	take_facts(&facts, from, n);
+	bh_error_raise(err, status, id && *id ? clean_text(id) : "plugin.failed", facts.rows,
+		       facts.n);
+}
+
+static void complain(const struct bh_context *context, const char *service, const char *reason)
+{
+	bh_log(BH_LOG_ERROR, COMPONENT, "plugin misuses a service",
+	       BH_STR("plugin", context->label), BH_STR("service", service),
+	       BH_STR("reason", reason));
+}
+
+/* As complain(), for services that are given a task. Without a run `task` may be anything, a record
+ * that serves another by now included: it is not looked into, the thread says whose it is. */
+static void complain_task(const struct bh_service_run *run, const char *service, const char *reason)
+{
+	bh_log(BH_LOG_ERROR, COMPONENT, "plugin misuses a service",
+	       BH_STR("plugin", run ? run->context->label : bh_identity_get()->label),
+	       BH_STR("op", run ? run->op->op->name : ""),
+	       BH_INT("task", run ? bh_task_id(run->task) : 0), BH_STR("service", service),
+	       BH_STR("reason", reason));
+}
+
+/* Whether the host can walk, copy and release it. Pointers that lead nowhere cannot be told. */
+static bool value_is_sound(const struct bh_value *value, unsigned depth)
+{
+	switch ((int)value->type) {
+	case BH_TYPE_NONE:
+	case BH_TYPE_BOOL:
+	case BH_TYPE_INT:
+	case BH_TYPE_FLOAT:
+	case BH_TYPE_HANDLE:
+		return true;
+	case BH_TYPE_STR:
+		return value->as.text.length == 0 ||
+		       (value->as.text.data &&
+			bh_utf8_valid(value->as.text.data, value->as.text.length));
+	case BH_TYPE_BYTES:
+		return value->as.text.length == 0 || value->as.text.data;
+	case BH_TYPE_BUFFER:
+		return value->as.buffer;
+	case BH_TYPE_OBJECT:
+		return value->as.object;
+	case BH_TYPE_LIST:
+		if (depth == LIST_DEPTH_MAX || (!value->as.list.items && value->as.list.count > 0))
+			return false;
+		for (uint64_t i = 0; i < value->as.list.count; i++)
+			if (!value_is_sound(&value->as.list.items[i], depth + 1))
+				return false;
+		return true;
+	default:
+		return false;
+	}
+}
+
+/* ---- about the plugin ----------------------------------------------------------------------- */
+
+static const struct bh_option_value *find_option(struct bh_context *context, const char *name,
+						 bool text, const char *service)
+{
+	const struct bh_descriptor *d = context->descriptor;
+
+	for (uint32_t i = 0; name && i < d->n_options; i++) {
+		uint32_t type = d->options[i].type;
+		bool is_text = type == BH_OPT_STR || type == BH_OPT_ENUM || type == BH_OPT_PATH;
+
+		if (strcmp(d->options[i].name, name) != 0)
+			continue;
+		if (is_text == text)
+			return &context->options[i];
+		complain(context, service, "the option has another type");
+		return NULL;
+	}
+	complain(context, service, "the descriptor has no such option");
+	return NULL;
+}
+
+static int64_t service_option_int(struct bh_context *ctx, const char *name)
+{
+	const struct bh_option_value *value = find_option(ctx, name, false, "option_int");
+
+	return value ? value->number : 0;
+}
+
+static const char *service_option_text(struct bh_context *ctx, const char *name)
+{
+	const struct bh_option_value *value = find_option(ctx, name, true, "option_text");
+
+	return value ? value->text : NULL;
+}
+
+static const char *service_label(struct bh_context *ctx)
+{
+	return ctx->label;
+}
+
+static uint32_t service_workers(struct bh_context *ctx)
+{
+	return ctx->n_workers;
+}
+
+/* ---- errors, log, time ---------------------------------------------------------------------- */
+
+static bh_status service_fail(struct bh_context *ctx, bh_status status, const char *id,
+			      const struct bh_fact *facts, uint32_t n_facts)
+{
+	struct bh_error stray = { 0 };
+
+	status = take_status(status);
+	if (current_call.context == ctx) {
+		raise_for_plugin(current_call.err, status, id, facts, n_facts);
+		return status;
+	}
+	raise_for_plugin(&stray, status, id, facts, n_facts);
+	bh_note(&stray, status, BH_STR("plugin", ctx->label));
+	bh_log_error(BH_LOG_ERROR, COMPONENT,
+		     "fail() outside open, close, worker_start, worker_stop", &stray);
+	return status;
+}
+
+static bh_status service_task_fail(struct bh_task *task, bh_status status, const char *id,
+				   const struct bh_fact *facts, uint32_t n_facts)
+{
+	status = take_status(status);
+	if (find_run(task))
+		raise_for_plugin(bh_task_error(task), status, id, facts, n_facts);
+	else
+		complain_task(NULL, "task_fail", "called on a thread that does not run the task");
+	return status;
+}
+
+static void service_log(struct bh_context *ctx, uint32_t level, const char *message,
+			const struct bh_fact *from, uint32_t n_facts)
+{
+	struct facts facts;
+
+	take_facts(&facts, from, n_facts);
+	bh_log_write(level <= BH_LOG_ERROR ? (enum bh_log_level)level : BH_LOG_ERROR, ctx->label,
+		     clean_text(message), facts.rows, facts.n);
+}
+
+static uint64_t service_now_ns(void)
+{
+	return bh_now_ns();
+}
+
+/* ---- tasks ---------------------------------------------------------------------------------- */
+
+static uint64_t service_task_id(const struct bh_task *task)
+{
+	return bh_task_id(task);
+}
+
+static int32_t service_cancelled(const struct bh_task *task)
+{
+	return bh_task_cancelled(task);
+}
+
+static int64_t service_remaining_ns(const struct bh_task *task)
+{
+	uint64_t left = bh_deadline_left_ns(bh_task_deadline(task));
+
+	return left > INT64_MAX ? INT64_MAX : (int64_t)left;
+}
+
+static bh_status service_result(struct bh_task *task, const struct bh_value *value)
+{
+	struct bh_service_run *run = find_run(task);
+	struct bh_value own = { .type = BH_TYPE_NONE };
+	bh_status st;
+
+	if (!run || !value || !value_is_sound(value, 0)) {
+		complain_task(run, "result",
+			      run ? "the value is not well formed"
+				  : "called on a thread that does not run the task");
+		return -EINVAL;
+	}
+	st = bh_value_take(value, &own);
+	if (st < 0)
+		return st;
+	if (!bh_signature_returns(&run->op->signature, &own)) {
+		complain_task(run, "result", "the value is not of the type that `ret` promises");
+		bh_raise(bh_task_error(task), -EINVAL, "plugin.result",
+			 BH_STR("have", bh_type_name(own.type)),
+			 BH_STR("want", bh_type_name(run->op->signature.ret)));
+		bh_value_clear(&own);
+		return -EINVAL;
+	}
+	bh_task_set_result(task, own);
+	run->has_result = true;
+	return 0;
+}
+
+/* Takes `value` over and says with what the task ends: a value that the op has not promised makes
+ * it fail. */
+static bh_status judge_completion(struct bh_context *context, struct bh_pool *pool,
+				  uint64_t task_id, bh_status status, const struct bh_value *value,
+				  struct bh_error *err)
+{
+	const struct bh_value none = { .type = BH_TYPE_NONE };
+	const struct bh_module_op *op;
+	uint32_t number;
+
+	if (status > 0)
+		return bh_raise(err, -EPROTO, "plugin.status", BH_INT("status", status),
+				BH_STR("accepted", "0 or a negative errno"));
+	if (value && !value_is_sound(value, 0))
+		return bh_raise(err, -EPROTO, "plugin.result",
+				BH_STR("reason", "the value is not well formed"));
+	if (status < 0 || bh_pool_task_op(pool, task_id, &number) < 0)
+		return status; /* a task that has ended is refused, and logged, by the pool */
+	op = &context->descriptor->ops[number];
+	if (bh_signature_returns(&op->signature, value ? value : &none))
+		return 0;
+	return bh_raise(err, -EPROTO, "plugin.result",
+			BH_STR("have", bh_type_name(value ? value->type : BH_TYPE_NONE)),
+			BH_STR("want", bh_type_name(op->signature.ret)));
+}
+
+static bh_status complete_in(struct bh_context *context, struct bh_pool *pool, uint64_t task_id,
+			     bh_status status, const struct bh_value *value, struct bh_error *err)
+{
+	struct bh_value own = { .type = BH_TYPE_NONE };
+	bh_status asked = status, st = 0;
+
+	status = judge_completion(context, pool, task_id, asked, value, err);
+	if (value && value_is_sound(value, 0))
+		st = bh_value_take(value, &own);
+	if (st < 0 && status == 0)
+		status = bh_raise(err, st, "plugin.result",
+				  BH_STR("reason", "no memory to copy the value"));
+	if (status < 0)
+		bh_value_clear(&own);
+	st = bh_pool_complete(pool, task_id, status, &own, bh_error_is_set(err) ? err : NULL);
+	bh_value_clear(&own);
+	if (st == 0 && status != asked) {
+		complain(context, "complete", "the task has failed: wrong status or value");
+		return -EINVAL;
+	}
+	return st;
+}
+
+static bh_status service_complete(struct bh_context *ctx, uint64_t task_id, bh_status status,
+				  const struct bh_value *value, const char *id,
+				  const struct bh_fact *facts, uint32_t n_facts)
+{
+	struct bh_pool *pool = pool_take(ctx);
+	struct bh_error err = { 0 };
+	bh_status st;
+
+	if (!pool) {
+		complain(ctx, "complete", "the pool is gone");
+		return -ESRCH;
+	}
+	if (status < 0 && (id || status != -ECANCELED))
+		raise_for_plugin(&err, status, id, facts, n_facts);
+	st = complete_in(ctx, pool, task_id, status, value, &err);
+	pool_drop(ctx);
+	return st;
+}
+
+/* ---- buffers and objects -------------------------------------------------------------------- */
+
+static bh_status service_buffer_info(const struct bh_buffer *buffer,
+				     struct bh_buffer_info *ret_info)
+{
+	uint32_t size = ret_info->size;
+
+	if (size < BUFFER_INFO_SIZE_MIN)
+		return -EINVAL;
+	if (size > sizeof(*ret_info))
+		size = sizeof(*ret_info);
+	memcpy(ret_info, &buffer->info, size); /* an older plugin has no room for more */
+	ret_info->size = size;
+	return 0;
+}
+
+static struct bh_buffer *service_buffer_ref(struct bh_buffer *buffer)
+{
+	return buffer ? bh_buffer_ref(buffer) : NULL;
+}
+
+static void service_buffer_unref(struct bh_buffer *buffer)
+{
+	bh_buffer_unref(buffer);
+}
+
+static struct bh_object *service_object_ref(struct bh_object *object)
+{
+	return object ? bh_object_ref(object) : NULL;
+}
+
+static void service_object_unref(struct bh_object *object)
+{
+	bh_object_unref(object);
+}
+
+/* ---- the GIL -------------------------------------------------------------------------------- */
+
+/* "libfoo.so+0x1234" of the plugin's call. _dl_find_object, because dladdr blocks while another
+ * thread is inside a library's constructor. */
+static void render_caller(void *address, char *text, size_t size)
+{
+	struct dl_find_object found;
+	const char *name = "?", *slash;
+	uintptr_t base = 0;
+
+	if (_dl_find_object(address, &found) == 0) {
+		name = found.dlfo_link_map->l_name;
+		base = (uintptr_t)found.dlfo_map_start;
+		slash = strrchr(name, '/');
+		name = slash ? slash + 1 : name;
+	}
+	snprintf(text, size, "%s+0x%" PRIxPTR, name, (uintptr_t)address - base);
+}
+
+static bh_status service_run_gil(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg),
+				 void *arg)
+{
+	char caller[96] = "";
+	struct bh_gil_scope scope;
+	struct bh_error err = { 0 };
+	bh_status st;
+
+	if (site >= ctx->descriptor->n_sites || !fn) {
+		complain(ctx, "run_gil", fn ? "the descriptor has no such site" : "no function");
+		return -EINVAL;
+	}
+	/* Only control threads are policed (GIL-2), so only they are worth the search for a
+	 * name. */
+	if (bh_identity_get()->plane == BH_PLANE_CONTROL)
+		render_caller(__builtin_return_address(0), caller, sizeof(caller));
+	st = bh_gil_enter(ctx->sites[site], *caller ? caller : NULL, &scope, &err);
+	if (st < 0)
+		return st;
+	fn(arg);
+	bh_gil_leave(&scope);
+	return 0;
+}
+
+static bh_status service_call_object(struct bh_task *task, uint32_t site,
+				     struct bh_object *callable, const struct bh_value *args,
+				     uint32_t n_args, struct bh_value *ret_value)
+{
+	const struct bh_python_services *python =
+		atomic_load_explicit(&python_services, memory_order_acquire);
+	struct bh_service_run *run = find_run(task);
+	const char *reason = NULL;
+
+	if (!run || run != innermost_run)
+		reason = "called on a thread that does not run the task";
+	else if (site >= run->context->descriptor->n_sites)
+		reason = "the descriptor has no such site";
+	else if (!callable || !ret_value || (n_args > 0 && !args))
+		reason = "no callable, no arguments, or nowhere to put the result";
+	for (uint32_t i = 0; !reason && i < n_args; i++)
+		if (!value_is_sound(&args[i], 0))
+			reason = "an argument is not well formed";
+	if (reason) {
+		complain_task(run, "call_object", reason);
+		return -EINVAL;
+	}
+	if (!python) /* a host without an interpreter: the objects cannot have come from us */
+		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
+	return python->call_object(task, run->context->sites[site], callable, args, n_args,
+				   ret_value);
+}
+
+static void service_report_failed(struct bh_context *ctx, bh_status status, const char *id,
+				  const struct bh_fact *facts, uint32_t n_facts)
+{
+	struct bh_pool *pool = pool_take(ctx);
+	struct bh_error cause = { 0 };
+
+	if (!pool)
+		return; /* it has ended: nothing is left that could fail */
+	raise_for_plugin(&cause, take_status(status), id, facts, n_facts);
+	bh_note(&cause, cause.status, BH_STR("plugin", ctx->label));
+	bh_pool_fail(pool, &cause);
+	pool_drop(ctx);
+}
+
+const struct bh_services bh_service_table = {
+	.size = sizeof(struct bh_services),
+	.abi = BH_ABI,
+	.option_int = service_option_int,
+	.option_text = service_option_text,
+	.label = service_label,
+	.workers = service_workers,
+	.fail = service_fail,
+	.task_fail = service_task_fail,
+	.log = service_log,
+	.now_ns = service_now_ns,
+	.task_id = service_task_id,
+	.cancelled = service_cancelled,
+	.remaining_ns = service_remaining_ns,
+	.result = service_result,
+	.complete = service_complete,
+	.buffer_info = service_buffer_info,
+	.buffer_ref = service_buffer_ref,
+	.buffer_unref = service_buffer_unref,
+	.object_ref = service_object_ref,
+	.object_unref = service_object_unref,
+	.run_gil = service_run_gil,
+	.call_object = service_call_object,
+	.report_failed = service_report_failed,
+};
