@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* python - the embedded interpreter and what main does in it, seen from main.c (no Python.h here).
  *
- * Thread: main for everything but bh_python_interrupt_main and the postbox. Keeps: GIL-8, GIL-9, CP-2. */
+ * Thread: main for everything but bh_python_interrupt_main and the postbox. Keeps: GIL-8, GIL-9,
+ * CP-2. */
 #ifndef BH_HOST_PYTHON_PYTHON_H
 #define BH_HOST_PYTHON_PYTHON_H
 
@@ -11,9 +12,9 @@
 struct bh_module;
 
 struct bh_python_config {
-	const struct bh_config *config;		/* borrowed for good */
-	struct bh_postbox *inbox;		/* main's: requests arrive here */
-	const char *package_dir;		/* where the `bulkhead` package lies */
+	const struct bh_config *config; /* borrowed for good */
+	struct bh_postbox *inbox;	/* main's: requests arrive here */
+	const char *package_dir;	/* where the `bulkhead` package lies */
 	/* BH_REQUEST_PLUGIN_LOAD is passed on to this, without the GIL. */
 	void (*plugin_load)(struct bh_request *request, void *arg);
 	/* The modules that are loaded, for bulkhead.pool(): NULL when the label is unknown. */
@@ -23,19 +24,21 @@ struct bh_python_config {
 	void *arg;
 };
 
-/* Checks home and venv, initializes (isolated, UTF-8), imports the package. On return main holds no GIL.
- * Errors: python.home, python.venv, python.init, python.version, python.package …; never ends the
- * process by itself. -EINVAL: the set-up is wrong (exit status 78). */
-bh_status bh_python_start(const struct bh_python_config *config, struct bh_error *err) BH_MUST_CHECK;
+/* Checks home and venv, initializes (isolated, UTF-8), imports the package. On return main holds no
+ * GIL. Errors: python.home, python.venv, python.init, python.version, python.package …; never ends
+ * the process by itself. -EINVAL: the set-up is wrong (exit status 78). */
+bh_status bh_python_start(const struct bh_python_config *config,
+			  struct bh_error *err) BH_MUST_CHECK;
 /* Runs the asyncio loop and serves the inbox until BH_REQUEST_LEAVE. */
 bh_status bh_python_serve(struct bh_error *err) BH_MUST_CHECK;
-/* Python's own end: threading._shutdown, atexit functions, the release queue. May hang on user code:
- * the conductor's deadline covers it. */
+/* Python's own end: threading._shutdown, atexit functions, the release queue. May hang on user
+ * code: the conductor's deadline covers it. */
 void bh_python_end(void);
 /* Py_FinalizeEx, after the gate has closed. 0, or -EIO when it reported an error. */
 bh_status bh_python_finalize(struct bh_error *err) BH_MUST_CHECK;
 
-/* Any thread: makes whatever Python code main runs raise bulkhead.Interrupted (a real-time signal). */
+/* Any thread: makes whatever Python code main runs raise bulkhead.Interrupted (a real-time signal).
+ */
 void bh_python_interrupt_main(void);
 
 /* For tests and status: "3.11.2 (main, …)". Static after start. */

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* call - see call.h.
+ *
+ * Thread: the one that runs the task. Blocks: for the GIL, at the plugin's site. Keeps: GIL-8,
+ * GIL-9. */
+#include "config.h"
+
+#include <Python.h>
+
+#include "host/python/call.h"
+
+#include <errno.h>
+
+#include "host/python/convert.h"
+#include "host/python/error.h"
+#include "host/python/object.h"
+
+/* Calls in a copy of the submitter's context, made anew for each call: what a callable sets stays
+ * its own, and two calls of one callable may overlap (GIL-8). */
+static PyObject *call_in_context(struct bh_object *callable, PyObject *args)
+{
+	PyObject *function = bh_pyobject_get(callable);
+	PyObject *submitters = function ? bh_pyobject_context(callable) : NULL;
+	PyObject *context, *result;
+
+	if (!function)
+		return NULL;
+	context = submitters ? PyContext_Copy(submitters) : PyContext_New();
+	if (!context || PyContext_Enter(context) < 0) {
+		Py_XDECREF(context);
+		return NULL;
+	}
+	result = PyObject_CallObject(function, args);
+	if (PyContext_Exit(context) < 0)
+		Py_CLEAR(result);
+	Py_DECREF(context);
+	return result;
+}
+
+/* What was raised, SystemExit and KeyboardInterrupt included, is the task's failure and nobody
+ * else's. */
+static bh_status keep_exception(struct bh_task *task)
+{
+	struct bh_error *err = bh_task_error(task);
+	PyObject *exception = bh_pyerror_take();
+	struct bh_object *cause;
+
+	if (!exception)
+		return bh_raise(err, -EREMOTEIO, "python.raised",
+				BH_STR("reason", "no exception was set"));
+	bh_pyerror_raise(err, -EREMOTEIO, "python.raised", exception);
+	cause = bh_pyobject_new(exception, false);
+	if (cause)
+		bh_task_set_cause(task, cause);
+	else
+		PyErr_Clear(); /* no memory: the facts say what it was */
+	Py_DECREF(exception);
+	return -EREMOTEIO;
+}
+
+static bh_status call_held(struct bh_task *task, struct bh_object *callable,
+			   const struct bh_value *args, uint32_t n_args, struct bh_value *ret_value)
+{
+	PyObject *tuple = bh_convert_tuple(args, n_args);
+	PyObject *result = tuple ? call_in_context(callable, tuple) : NULL;
+	struct bh_object *object = result ? bh_pyobject_new(result, false) : NULL;
+
+	Py_XDECREF(tuple);
+	Py_XDECREF(result);
+	if (!object)
+		return keep_exception(task);
+	*ret_value = (struct bh_value){ .type = BH_TYPE_OBJECT, .as.object = object };
+	return 0;
+}
+
+static bh_status call_object(struct bh_task *task, bh_gil_site site, struct bh_object *callable,
+			     const struct bh_value *args, uint32_t n_args,
+			     struct bh_value *ret_value)
+{
+	struct bh_gil_scope scope;
+	bh_status st = bh_gil_enter(site, BH_HERE, &scope, bh_task_error(task));
+
+	if (st < 0)
+		return st;
+	st = call_held(task, callable, args, n_args, ret_value);
+	bh_gil_leave(&scope);
+	return st;
+}
+
+const struct bh_python_services *bh_call_services(void)
+{
+	static const struct bh_python_services services = { .call_object = call_object };
+
+	return &services;
+}

@@ -1,0 +1,535 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* convert - see convert.h. */
+#include "config.h"
+
+#include <Python.h>
+
+#include "host/python/convert.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "host/python/buffer.h"
+#include "host/python/error.h"
+#include "host/python/object.h"
+
+#define LIST_DEPTH_MAX 32 /* of lists in lists: more is most likely a list that contains itself */
+
+/* Where an argument belongs, for the error that it may cause. */
+struct place {
+	const char *pool, *op, *parameter;
+	uint32_t type; /* what the signature says */
+	bool writable;
+};
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+const char *bh_convert_accepts(uint32_t type, bool writable)
+{
+	switch ((enum bh_type)type) {
+	case BH_TYPE_NONE:
+		return "None";
+	case BH_TYPE_BOOL:
+		return "bool";
+	case BH_TYPE_INT:
+		return "int, from -2**63 to 2**63-1";
+	case BH_TYPE_FLOAT:
+		return "float or int";
+	case BH_TYPE_STR:
+		return "str that UTF-8 can express";
+	case BH_TYPE_BYTES:
+		return "bytes, bytearray or memoryview";
+	case BH_TYPE_BUFFER:
+		if (writable)
+			return "a writable, C-contiguous buffer (a numpy array, a bytearray)";
+		return "a C-contiguous buffer (a numpy array, bytes, array.array)";
+	case BH_TYPE_LIST:
+		return "list or tuple";
+	case BH_TYPE_HANDLE:
+		return "a handle: int, from 0 to 2**64-1";
+	case BH_TYPE_OBJECT:
+		return "any object";
+	}
+	bh_unreachable();
+}
+
+/* Raises BadArgument; an exception that is raised already becomes its `reason`. */
+static void refuse(const struct place *place, const char *given, const char *accepted)
+{
+	PyObject *cause = bh_pyerror_take();
+	struct bh_error err = { 0 }, why = { 0 };
+
+	bh_raise(&err, -EINVAL, "op.argument", BH_STR("pool", place->pool),
+		 BH_STR("op", place->op));
+	if (place->parameter)
+		bh_note(&err, -EINVAL, BH_STR("parameter", place->parameter));
+	bh_note(&err, -EINVAL, BH_STR("given", given), BH_STR("accepted", accepted));
+	if (cause) {
+		bh_pyerror_raise(&why, -EINVAL, "python.raised", cause);
+		bh_note(&err, -EINVAL, BH_STR("reason", bh_error_fact(&why, "message")));
+		Py_DECREF(cause);
+	}
+	bh_pyerror_set("argument", &err);
+}
+
+/* Running out of memory, or an interrupt in the middle, is not the argument's fault. */
+static bool is_argument_fault(void)
+{
+	return !PyErr_Occurred() || (PyErr_ExceptionMatches(PyExc_Exception) &&
+				     !PyErr_ExceptionMatches(PyExc_MemoryError));
+}
+
+static int refuse_value(const struct place *place, PyObject *object)
+{
+	char given[128];
+
+	if (!is_argument_fault())
+		return -1;
+	snprintf(given, sizeof(given), "%s", object == Py_None ? "None" : Py_TYPE(object)->tp_name);
+	refuse(place, given, bh_convert_accepts(place->type, place->writable));
+	return -1;
+}
+
+/* ---- one value ------------------------------------------------------------------------------- */
+
+/* Each returns 0 with a deeply owned value, or -1 with an exception raised, perhaps none: then the
+ * type alone is wrong. */
+
+static int from_bool(PyObject *object, struct bh_value *ret)
+{
+	if (!PyBool_Check(object))
+		return -1;
+	ret->type = BH_TYPE_BOOL;
+	ret->as.boolean = object == Py_True;
+	return 0;
+}
+
+/* What says that it is an integer; True as a number is most likely a mistake. */
+static PyObject *as_integer(PyObject *object)
+{
+	if (PyBool_Check(object) || !PyIndex_Check(object))
+		return NULL;
+	return PyNumber_Index(object);
+}
+
+static int from_int(PyObject *object, struct bh_value *ret)
+{
+	PyObject *number = as_integer(object);
+	long long value = number ? PyLong_AsLongLong(number) : -1;
+
+	Py_XDECREF(number);
+	if (!number || (value == -1 && PyErr_Occurred()))
+		return -1;
+	ret->type = BH_TYPE_INT;
+	ret->as.integer = value;
+	return 0;
+}
+
+static int from_handle(PyObject *object, struct bh_value *ret)
+{
+	PyObject *number = as_integer(object);
+	unsigned long long value =
+		number ? PyLong_AsUnsignedLongLong(number) : (unsigned long long)-1;
+
+	Py_XDECREF(number);
+	if (!number || (value == (unsigned long long)-1 && PyErr_Occurred()))
+		return -1;
+	ret->type = BH_TYPE_HANDLE;
+	ret->as.handle = value;
+	return 0;
+}
+
+/* Numbers of any library, but not what is a sequence too: an array of one element is no float. */
+static bool is_real(PyObject *object)
+{
+	const PyNumberMethods *number = Py_TYPE(object)->tp_as_number;
+
+	if (PyFloat_Check(object))
+		return true;
+	return !PyBool_Check(object) && !PySequence_Check(object) && number &&
+	       (number->nb_float || number->nb_index);
+}
+
+static int from_float(PyObject *object, struct bh_value *ret)
+{
+	double value;
+
+	if (!is_real(object))
+		return -1;
+	value = PyFloat_AsDouble(object);
+	if (value == -1.0 && PyErr_Occurred())
+		return -1;
+	ret->type = BH_TYPE_FLOAT;
+	ret->as.real = value;
+	return 0;
+}
+
+static int own_text(uint32_t type, const char *data, size_t length, struct bh_value *ret)
+{
+	const struct bh_value text = { .type = type,
+				       .as.text = { .data = data, .length = length } };
+
+	if (bh_value_copy(&text, ret) < 0) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	return 0;
+}
+
+static int from_str(PyObject *object, struct bh_value *ret)
+{
+	Py_ssize_t length;
+	const char *utf8;
+
+	if (!PyUnicode_Check(object))
+		return -1;
+	utf8 = PyUnicode_AsUTF8AndSize(object, &length);
+	return utf8 ? own_text(BH_TYPE_STR, utf8, (size_t)length, ret) : -1;
+}
+
+static int from_bytes(PyObject *object, struct bh_value *ret)
+{
+	Py_buffer view;
+	int result;
+
+	if (!PyBytes_Check(object) && !PyByteArray_Check(object) && !PyMemoryView_Check(object))
+		return -1;
+	if (PyObject_GetBuffer(object, &view, PyBUF_SIMPLE) < 0)
+		return -1;
+	result = own_text(BH_TYPE_BYTES, view.buf, (size_t)view.len, ret);
+	PyBuffer_Release(&view);
+	return result;
+}
+
+static int from_buffer(PyObject *object, bool writable, struct bh_value *ret)
+{
+	struct bh_buffer *buffer;
+
+	if (!PyObject_CheckBuffer(object))
+		return -1;
+	buffer = bh_pybuffer_new(object, writable);
+	if (!buffer)
+		return -1;
+	ret->type = BH_TYPE_BUFFER;
+	ret->as.buffer = buffer;
+	return 0;
+}
+
+/* A callable comes with a copy of its submitter's context (GIL-8). */
+static int from_object(PyObject *object, struct bh_value *ret)
+{
+	struct bh_object *reference = bh_pyobject_new(object, PyCallable_Check(object));
+
+	if (!reference)
+		return -1;
+	ret->type = BH_TYPE_OBJECT;
+	ret->as.object = reference;
+	return 0;
+}
+
+/* The type that an element of an untyped list gets. */
+static uint32_t natural_type(PyObject *object)
+{
+	if (object == Py_None)
+		return BH_TYPE_NONE;
+	if (PyBool_Check(object))
+		return BH_TYPE_BOOL;
+	if (PyLong_Check(object))
+		return BH_TYPE_INT;
+	if (PyFloat_Check(object))
+		return BH_TYPE_FLOAT;
+	if (PyUnicode_Check(object))
+		return BH_TYPE_STR;
+	if (PyBytes_Check(object))
+		return BH_TYPE_BYTES;
+	if (PyList_Check(object) || PyTuple_Check(object))
+		return BH_TYPE_LIST;
+	return PyObject_CheckBuffer(object) ? BH_TYPE_BUFFER : BH_TYPE_OBJECT;
+}
+
+static int from_list(PyObject *object, unsigned depth, struct bh_value *ret);
+
+static int from_python(PyObject *object, uint32_t type, bool writable, unsigned depth,
+		       struct bh_value *ret)
+{
+	switch ((enum bh_type)type) {
+	case BH_TYPE_NONE:
+		*ret = (struct bh_value){ .type = BH_TYPE_NONE };
+		return object == Py_None ? 0 : -1;
+	case BH_TYPE_BOOL:
+		return from_bool(object, ret);
+	case BH_TYPE_INT:
+		return from_int(object, ret);
+	case BH_TYPE_FLOAT:
+		return from_float(object, ret);
+	case BH_TYPE_STR:
+		return from_str(object, ret);
+	case BH_TYPE_BYTES:
+		return from_bytes(object, ret);
+	case BH_TYPE_BUFFER:
+		return from_buffer(object, writable, ret);
+	case BH_TYPE_LIST:
+		return from_list(object, depth, ret);
+	case BH_TYPE_HANDLE:
+		return from_handle(object, ret);
+	case BH_TYPE_OBJECT:
+		return from_object(object, ret);
+	}
+	bh_unreachable();
+}
+
+/* A list value with room for `n` elements, all none, that bh_value_clear() frees. */
+static struct bh_value *list_new(size_t n, struct bh_value *ret)
+{
+	struct bh_value *items = calloc(n ? n : 1, sizeof(*items));
+
+	if (!items) {
+		PyErr_NoMemory();
+		return NULL;
+	}
+	*ret = (struct bh_value){ .type = BH_TYPE_LIST, .as.list = { .items = items, .count = n } };
+	return items;
+}
+
+static int from_list(PyObject *object, unsigned depth, struct bh_value *ret)
+{
+	PyObject *elements;
+	struct bh_value list = { .type = BH_TYPE_NONE }, *items;
+
+	if (!PyList_Check(object) && !PyTuple_Check(object))
+		return -1;
+	if (depth == LIST_DEPTH_MAX) {
+		PyErr_Format(PyExc_ValueError, "lists nested deeper than %d", LIST_DEPTH_MAX);
+		return -1;
+	}
+	elements = PySequence_Tuple(object); /* an element's __index__ may change the list */
+	items = elements ? list_new((size_t)PyTuple_GET_SIZE(elements), &list) : NULL;
+	for (Py_ssize_t i = 0; items && i < PyTuple_GET_SIZE(elements); i++) {
+		PyObject *element = PyTuple_GET_ITEM(elements, i);
+
+		if (from_python(element, natural_type(element), false, depth + 1, &items[i]) < 0) {
+			bh_value_clear(&list);
+			items = NULL;
+		}
+	}
+	Py_XDECREF(elements);
+	*ret = list;
+	return items ? 0 : -1;
+}
+
+/* ---- binding --------------------------------------------------------------------------------- */
+
+struct binding {
+	const char *pool;
+	const struct bh_module_op *op;
+	PyObject *args, *kwargs; /* borrowed; kwargs may be NULL */
+};
+
+static struct place place_of(const struct binding *b, const struct bh_parameter *p)
+{
+	return (struct place){ .pool = b->pool,
+			       .op = b->op->op->name,
+			       .parameter = p->name,
+			       .type = p->type,
+			       .writable = p->writable };
+}
+
+static int bind_value(const struct binding *b, const struct bh_parameter *p, PyObject *object,
+		      struct bh_value *ret)
+{
+	const struct place place = place_of(b, p);
+
+	if (object == Py_None && p->has_preset && p->preset.type == BH_TYPE_NONE)
+		return 0; /* `=none`: None says the same as leaving it out */
+	return from_python(object, p->type, p->writable, 0, ret) == 0
+		       ? 0
+		       : refuse_value(&place, object);
+}
+
+static int bind_preset(const struct binding *b, const struct bh_parameter *p, struct bh_value *ret)
+{
+	const struct place place = place_of(b, p);
+
+	if (!p->has_preset) {
+		refuse(&place, "nothing", bh_convert_accepts(p->type, p->writable));
+		return -1;
+	}
+	if (bh_value_copy(&p->preset, ret) < 0) {
+		PyErr_NoMemory();
+		return -1;
+	}
+	return 0;
+}
+
+/* The positional arguments from `first` on, as one list. */
+static int bind_rest(const struct binding *b, const struct bh_parameter *p, Py_ssize_t first,
+		     struct bh_value *ret)
+{
+	Py_ssize_t given = PyTuple_GET_SIZE(b->args), n = given > first ? given - first : 0;
+	struct bh_value *items = list_new((size_t)n, ret);
+
+	for (Py_ssize_t i = 0; items && i < n; i++)
+		if (bind_value(b, p, PyTuple_GET_ITEM(b->args, first + i), &items[i]) < 0)
+			return -1;
+	return items ? 0 : -1;
+}
+
+static int bind_parameter(const struct binding *b, uint32_t index, struct bh_value *ret)
+{
+	const struct bh_parameter *p = &b->op->signature.p[index];
+	bool positional = (Py_ssize_t)index < PyTuple_GET_SIZE(b->args);
+	PyObject *named =
+		b->kwargs ? PyDict_GetItemString(b->kwargs, p->name) : NULL; /* borrowed */
+	const struct place place = place_of(b, p);
+
+	if (p->variadic)
+		return bind_rest(b, p, (Py_ssize_t)index, ret);
+	if (positional && named) {
+		refuse(&place, "a positional and a named value", "one of them");
+		return -1;
+	}
+	if (positional)
+		return bind_value(b, p, PyTuple_GET_ITEM(b->args, index), ret);
+	return named ? bind_value(b, p, named, ret) : bind_preset(b, p, ret);
+}
+
+/* "a, b, c" for messages. */
+static void name_parameters(const struct bh_signature *s, char *buffer, size_t size)
+{
+	size_t used = 0;
+
+	snprintf(buffer, size, "no arguments");
+	for (uint32_t i = 0; i < s->n && used < size; i++)
+		used += (size_t)snprintf(buffer + used, size - used, "%s%s%s", i ? ", " : "",
+					 s->p[i].variadic ? "*" : "", s->p[i].name);
+}
+
+static int check_count(const struct binding *b)
+{
+	const struct bh_signature *s = &b->op->signature;
+	const struct place place = { .pool = b->pool, .op = b->op->op->name };
+	bool variadic = s->n && s->p[s->n - 1].variadic;
+	char given[64], accepted[BH_PARAMETERS_MAX * 36];
+
+	if (variadic || PyTuple_GET_SIZE(b->args) <= (Py_ssize_t)s->n)
+		return 0;
+	snprintf(given, sizeof(given), "%zd positional arguments", PyTuple_GET_SIZE(b->args));
+	name_parameters(s, accepted, sizeof(accepted));
+	refuse(&place, given, accepted);
+	return -1;
+}
+
+static bool knows(const struct bh_signature *s, const char *name)
+{
+	for (uint32_t i = 0; i < s->n; i++)
+		if (!s->p[i].variadic && strcmp(s->p[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+static int check_names(const struct binding *b)
+{
+	char accepted[BH_PARAMETERS_MAX * 36];
+	Py_ssize_t at = 0;
+	PyObject *key;
+
+	while (b->kwargs && PyDict_Next(b->kwargs, &at, &key, NULL)) {
+		const char *name = PyUnicode_AsUTF8(key);
+		const struct place place = { .pool = b->pool,
+					     .op = b->op->op->name,
+					     .parameter = name };
+
+		if (!name)
+			return -1;
+		if (knows(&b->op->signature, name))
+			continue;
+		name_parameters(&b->op->signature, accepted, sizeof(accepted));
+		refuse(&place, "a name that it does not have", accepted);
+		return -1;
+	}
+	return 0;
+}
+
+struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op, PyObject *args,
+				PyObject *kwargs)
+{
+	const struct binding b = { .pool = pool, .op = op, .args = args, .kwargs = kwargs };
+	bh_auto(bh_args_free) struct bh_args *bound = NULL;
+
+	if (check_count(&b) < 0 || check_names(&b) < 0)
+		return NULL;
+	bound = bh_args_new(op->signature.n);
+	if (!bound) {
+		PyErr_NoMemory();
+		return NULL;
+	}
+	for (uint32_t i = 0; i < op->signature.n; i++)
+		if (bind_parameter(&b, i, &bound->v[i]) < 0)
+			return NULL;
+	return bh_steal(&bound);
+}
+
+/* ---- back ------------------------------------------------------------------------------------ */
+
+static PyObject *to_list(const struct bh_items *items)
+{
+	PyObject *list = PyList_New((Py_ssize_t)items->count);
+
+	for (uint64_t i = 0; list && i < items->count; i++) {
+		PyObject *element = bh_convert_value(&items->items[i]);
+
+		if (!element) {
+			Py_DECREF(list);
+			return NULL;
+		}
+		PyList_SET_ITEM(list, (Py_ssize_t)i, element);
+	}
+	return list;
+}
+
+PyObject *bh_convert_value(const struct bh_value *value)
+{
+	switch ((enum bh_type)value->type) {
+	case BH_TYPE_NONE:
+		return Py_NewRef(Py_None);
+	case BH_TYPE_BOOL:
+		return PyBool_FromLong(value->as.boolean);
+	case BH_TYPE_INT:
+		return PyLong_FromLongLong(value->as.integer);
+	case BH_TYPE_FLOAT:
+		return PyFloat_FromDouble(value->as.real);
+	case BH_TYPE_STR:
+		return PyUnicode_DecodeUTF8(value->as.text.data, (Py_ssize_t)value->as.text.length,
+					    "replace");
+	case BH_TYPE_BYTES:
+		return PyBytes_FromStringAndSize(value->as.text.data,
+						 (Py_ssize_t)value->as.text.length);
+	case BH_TYPE_BUFFER:
+		return Py_XNewRef(bh_pybuffer_get(value->as.buffer));
+	case BH_TYPE_LIST:
+		return to_list(&value->as.list);
+	case BH_TYPE_HANDLE:
+		return PyLong_FromUnsignedLongLong(value->as.handle);
+	case BH_TYPE_OBJECT:
+		return Py_XNewRef(bh_pyobject_get(value->as.object));
+	}
+	PyErr_Format(PyExc_SystemError, "a value of unknown type %u", (unsigned)value->type);
+	return NULL;
+}
+
+PyObject *bh_convert_tuple(const struct bh_value *values, uint32_t n)
+{
+	PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+
+	for (uint32_t i = 0; tuple && i < n; i++) {
+		PyObject *element = bh_convert_value(&values[i]);
+
+		if (!element) {
+			Py_DECREF(tuple);
+			return NULL;
+		}
+		PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, element);
+	}
+	return tuple;
+}

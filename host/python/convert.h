@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* convert - Python objects to bh_values checked against an op's signature, and back.
+ *
+ * Thread: any. GIL: held. What is accepted: docs/python-api.md. */
+#ifndef BH_HOST_PYTHON_CONVERT_H
+#define BH_HOST_PYTHON_CONVERT_H
+
+#include "host/core/value.h"
+#include "host/plugin/module.h"
+
+/* Binds `args` (a tuple) and `kwargs` (a dict, or NULL) to the op's parameters. NULL with a
+ * bulkhead.BadArgument raised that names pool, op, parameter, what was given and what is accepted.
+ */
+struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op, PyObject *args,
+				PyObject *kwargs);
+/* A new reference; NULL with an exception raised. Runs no Python code. */
+PyObject *bh_convert_value(const struct bh_value *value);
+/* A new tuple of `n` values; NULL with an exception raised. */
+PyObject *bh_convert_tuple(const struct bh_value *values, uint32_t n);
+/* "int", "buffer (writable, C-contiguous)" … for error messages. */
+const char *bh_convert_accepts(uint32_t type, bool writable);
+
+#endif

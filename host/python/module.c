@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* module - see module.h. Keeps: GIL-1. */
+#include "config.h"
+
+#include <Python.h>
+
+#include "host/python/module.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/epoll.h>
+
+#include "host/core/log.h"
+#include "host/gil/gil.h"
+#include "host/python/pool.h"
+#include "host/python/request.h"
+#include "host/python/state.h"
+#include "host/python/task.h"
+#include "host/python/writer.h"
+
+#define EVENTS_MAX 1024 /* a wake-up; what is beyond it comes with the next */
+
+/* ---- the loop's wait ------------------------------------------------------------------------- */
+
+static PyObject *event_list(const struct epoll_event *events, int n)
+{
+	PyObject *list = PyList_New(n > 0 ? n : 0);
+
+	for (int i = 0; list && i < n; i++) {
+		PyObject *pair =
+			Py_BuildValue("(iI)", events[i].data.fd, (unsigned)events[i].events);
+
+		if (!pair) {
+			Py_DECREF(list);
+			return NULL;
+		}
+		PyList_SET_ITEM(list, i, pair);
+	}
+	return list;
+}
+
+static bool has_returns(const struct epoll_event *events, int n)
+{
+	for (int i = 0; i < n; i++)
+		if (events[i].data.fd == bh_python_state()->returns.fd)
+			return true;
+	return false;
+}
+
+/* epoll_wait(fd, timeout in ms or -1, max events): GIL-1, main's scope ends here and the next one
+ * begins with what woke it. EINTR is an empty list: a signal's Python handler runs on return, then
+ * the loop waits again. Blocks: as long as the loop has nothing to do; requests, outcomes and
+ * signals end it. */
+static PyObject *epoll_wait_off_gil(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	struct epoll_event events[EVENTS_MAX];
+	int fd, timeout_ms, max_events, n, error;
+
+	if (!PyArg_ParseTuple(args, "iii", &fd, &timeout_ms, &max_events))
+		return NULL;
+	max_events = max_events < 1 ? 1 : max_events > EVENTS_MAX ? EVENTS_MAX : max_events;
+	bh_gil_main_leave();
+	n = epoll_wait(fd, events, max_events, timeout_ms);
+	error = errno;
+	bh_gil_main_enter(has_returns(events, n) ? BH_SITE_DRAIN : BH_SITE_DISPATCH);
+	if (n < 0 && error != EINTR) {
+		errno = error;
+		return PyErr_SetFromErrno(PyExc_OSError);
+	}
+	return event_list(events, n);
+}
+
+/* Resolves outcomes and drops references, all there are. */
+static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	bh_postbox_deliver(&bh_python_state()->returns);
+	Py_RETURN_NONE;
+}
+
+/* ---- the manifest ---------------------------------------------------------------------------- */
+
+static PyObject *app_options(const struct bh_config_app *app)
+{
+	PyObject *options = PyDict_New();
+
+	for (size_t i = 0; options && i < app->n_options; i++) {
+		PyObject *value = PyUnicode_FromString(app->options[i].value);
+
+		if (!value || PyDict_SetItemString(options, app->options[i].key, value) < 0)
+			Py_CLEAR(options);
+		Py_XDECREF(value);
+	}
+	return options;
+}
+
+/* [(name, object, options)], in manifest order. */
+static PyObject *apps(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	const struct bh_config *config = bh_python_state()->config.config;
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; list && i < config->n_apps; i++) {
+		PyObject *options = app_options(&config->apps[i]);
+		PyObject *app = options ? Py_BuildValue("(ssN)", config->apps[i].name,
+							config->apps[i].object, options)
+					: NULL;
+
+		if (!app || PyList_Append(list, app) < 0)
+			Py_CLEAR(list);
+		Py_XDECREF(app);
+	}
+	return list;
+}
+
+/* Labels of the manifest's plugins, loaded or not. */
+static PyObject *pool_labels(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	const struct bh_config *config = bh_python_state()->config.config;
+	PyObject *list = PyList_New(0);
+
+	for (size_t i = 0; list && i < config->n_plugins; i++) {
+		PyObject *label = PyUnicode_FromString(config->plugins[i].label);
+
+		if (!label || PyList_Append(list, label) < 0)
+			Py_CLEAR(list);
+		Py_XDECREF(label);
+	}
+	return list;
+}
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+/* log(level, component, message) */
+static PyObject *log_line(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	const char *component, *message;
+	int level;
+
+	if (!PyArg_ParseTuple(args, "iss", &level, &component, &message))
+		return NULL;
+	if (level < BH_LOG_DEBUG || level > BH_LOG_ERROR)
+		return PyErr_Format(PyExc_ValueError, "no such level: %d", level);
+	bh_log((enum bh_log_level)level, component, message);
+	Py_RETURN_NONE;
+}
+
+/* exit_asked(status, app or None) */
+static PyObject *exit_asked(PyObject *Py_UNUSED(module), PyObject *args)
+{
+	const struct bh_python_config *config = &bh_python_state()->config;
+	const char *app;
+	int status;
+
+	if (!PyArg_ParseTuple(args, "iz", &status, &app))
+		return NULL;
+	config->exit_asked(status, app, config->arg);
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+	{ "epoll_wait", epoll_wait_off_gil, METH_VARARGS, NULL },
+	{ "drain", drain, METH_NOARGS, NULL },
+	{ "take_requests", bh_pyrequest_take, METH_NOARGS, NULL },
+	{ "apps", apps, METH_NOARGS, NULL },
+	{ "pool", bh_pypool_find, METH_O, NULL },
+	{ "pool_labels", pool_labels, METH_NOARGS, NULL },
+	{ "log", log_line, METH_VARARGS, NULL },
+	{ "exit_asked", exit_asked, METH_VARARGS, NULL },
+	{ NULL, NULL, 0, NULL },
+};
+
+static PyModuleDef module_def = {
+	PyModuleDef_HEAD_INIT,
+	.m_name = "_bulkhead",
+	.m_doc = "The host's side of the package bulkhead; not for use by apps.",
+	.m_size = -1, /* one interpreter: refuses to be imported into another */
+	.m_methods = module_methods,
+};
+
+static int add_constants(PyObject *module)
+{
+	const struct bh_python *python = bh_python_state();
+	const struct {
+		const char *name;
+		long value;
+	} constants[] = {
+		{ "PLUGIN_LOAD", BH_REQUEST_PLUGIN_LOAD },
+		{ "APP_LOAD", BH_REQUEST_APP_LOAD },
+		{ "APP_START", BH_REQUEST_APP_START },
+		{ "APP_STOP", BH_REQUEST_APP_STOP },
+		{ "APP_CALL", BH_REQUEST_APP_CALL },
+		{ "GIVE_UP", BH_REQUEST_GIVE_UP },
+		{ "LEAVE", BH_REQUEST_LEAVE },
+		{ "DEBUG", BH_LOG_DEBUG },
+		{ "INFO", BH_LOG_INFO },
+		{ "WARNING", BH_LOG_WARNING },
+		{ "ERROR", BH_LOG_ERROR },
+		{ "INBOX_FD", python->config.inbox->fd },
+		{ "RETURNS_FD", python->returns.fd },
+		{ "INTERRUPT_SIGNAL", BH_INTERRUPT_SIGNAL },
+	};
+
+	for (size_t i = 0; i < BH_ARRAY_LEN(constants); i++)
+		if (PyModule_AddIntConstant(module, constants[i].name, constants[i].value) < 0)
+			return -1;
+	return 0;
+}
+
+PyObject *bh_pymodule_create(void)
+{
+	PyObject *module = PyModule_Create(&module_def);
+
+	if (module && (bh_writer_init(module) < 0 || bh_pypool_init(module) < 0 ||
+		       bh_pytask_init(module) < 0 || bh_pyrequest_init(module) < 0 ||
+		       add_constants(module) < 0))
+		Py_CLEAR(module);
+	return module;
+}

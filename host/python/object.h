@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* object - a Python reference as a bh_object that any thread may hold and drop without the GIL.
+ *
+ * Dropping the last reference posts it to main, which lets go of the Python object at host.drain
+ * (GIL-9). After bh_python_end nobody does any more: what is dropped then stays where it is. */
+#ifndef BH_HOST_PYTHON_OBJECT_H
+#define BH_HOST_PYTHON_OBJECT_H
+
+#include "host/core/value.h"
+
+/* GIL: held. A strong reference to `object`; with `in_context`, also a copy of the caller's context
+ * for it to be called in (GIL-8). NULL with an exception raised. */
+struct bh_object *bh_pyobject_new(PyObject *object, bool in_context);
+/* What it refers to, borrowed. NULL with an exception raised when it is not one of ours. */
+PyObject *bh_pyobject_get(struct bh_object *object);
+/* Its context, borrowed; NULL when it has none. Only for one of ours. */
+PyObject *bh_pyobject_context(struct bh_object *object);
+
+#endif

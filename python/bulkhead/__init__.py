@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Bulkhead: the control program's side of the host.
+
+    import bulkhead
+
+    class Search:                          # [app search]  object = mymodule:Search
+        async def start(self, app: bulkhead.App):
+            self.stream = bulkhead.pool("stream")
+
+        @bulkhead.endpoint
+        async def add(self, a: int, b: int) -> int:
+            return await self.stream.run(sum, [a, b], timeout=5)
+
+        async def stop(self):
+            ...
+
+`start` and `stop` may be left out, and may be plain functions. The package imports anywhere; what needs
+the host raises NotInHost outside bulkheadd.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ._endpoint import endpoint
+from ._errors import (
+    Abandoned,
+    BadArgument,
+    BulkheadError,
+    Cancelled,
+    Deadline,
+    Forked,
+    Interrupted,
+    NotInHost,
+    Overloaded,
+    PluginError,
+    Shutdown,
+    UnknownPool,
+)
+from ._pool import Pool, Task, pool
+
+__all__ = [
+    "Abandoned",
+    "App",
+    "BadArgument",
+    "BulkheadError",
+    "Cancelled",
+    "Deadline",
+    "Forked",
+    "Interrupted",
+    "NotInHost",
+    "Overloaded",
+    "PluginError",
+    "Pool",
+    "Shutdown",
+    "Task",
+    "UnknownPool",
+    "endpoint",
+    "pool",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class App:
+    """What the manifest says about an app; handed to its start()."""
+
+    name: str
+    """NAME of its section [app NAME]."""
+
+    options: dict[str, str]
+    """Its `option.KEY = value` lines, without the prefix."""

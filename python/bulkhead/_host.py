@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""What the host's main thread does in Python: the asyncio loop, the apps' lives, the control loop's requests.
+
+Called by the host: prepare(), serve() and end(), in that order, once each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import errno
+import importlib
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+from typing import Any, Callable, Coroutine, Optional
+
+import _bulkhead
+
+from . import App
+from . import _endpoint, _pool
+from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
+
+_LEFTOVERS_S = 1.0  # for what is ready to run before the loop is left, and for cancelled tasks to end
+_LATE_STOP_S = 0.2  # for a stop() that is over its time because another app kept main busy
+
+
+# ---- the loop -----------------------------------------------------------------------------------
+
+
+class _Selector(selectors.EpollSelector):
+    """Waits through the host, which lets go of the GIL and accounts for it (GIL-1)."""
+
+    on_idle: Optional[Callable[[], None]] = None  # called when nothing is ready to run
+
+    def select(self, timeout: Optional[float] = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            milliseconds = -1
+        else:  # away from zero, so that it is never too early
+            milliseconds = min(math.ceil(max(timeout, 0) * 1000), 2**31 - 1)
+        if self.on_idle is not None and milliseconds != 0:
+            self.on_idle()
+            milliseconds = 0
+        ready = []
+        for fd, event in _bulkhead.epoll_wait(self._selector.fileno(), milliseconds, max(len(self._fd_to_key), 1)):
+            key = self._fd_to_key.get(fd)
+            if key is None:
+                continue
+            events = 0
+            if event & ~_EPOLLIN:
+                events |= selectors.EVENT_WRITE
+            if event & ~_EPOLLOUT:
+                events |= selectors.EVENT_READ
+            ready.append((key, events & key.events))
+        return ready
+
+
+_EPOLLIN, _EPOLLOUT = 1, 4
+
+
+# ---- saying what went wrong ---------------------------------------------------------------------
+
+
+def _log(level: int, message: str) -> None:
+    _bulkhead.log(level, "python", message.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode())
+
+
+def _log_exception(error: BaseException, what: str) -> None:
+    """The traceback, a line each; the host's own frames at its ends are left out."""
+    _log(_bulkhead.ERROR, what)
+    shown = traceback.TracebackException.from_exception(error)
+    for end in (0, -1):
+        while len(shown.stack) > 1 and shown.stack[end].filename == __file__:
+            del shown.stack[end]
+    for part in shown.format():
+        for line in part.rstrip("\n").split("\n"):
+            _log(_bulkhead.ERROR, line)
+
+
+def _facts(error: BaseException, **facts: str) -> dict[str, str]:
+    """Type, message, and where it was raised, unless that is the import system or the host itself."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if not frame.filename.startswith("<frozen ") and frame.filename not in (importlib.__file__, __file__)]
+    facts |= {"type": type(error).__name__, "message": str(error)[:400]}
+    if frames:
+        facts["at"] = f"{frames[-1].filename}:{frames[-1].lineno}"
+    return facts
+
+
+def _exit_status(error: SystemExit) -> int:
+    """As the interpreter does it: None is 0, a number is itself, anything else is printed and 1."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    _log(_bulkhead.ERROR, str(error.code))
+    return 1
+
+
+# ---- apps ---------------------------------------------------------------------------------------
+
+
+class _AppRun:
+    """An app of the manifest and where it is in its life."""
+
+    def __init__(self, name: str, spec: str, options: dict[str, str]) -> None:
+        self.info = App(name, options)
+        self.spec = spec
+        self.object: Any = None
+        self.endpoints: dict[str, _endpoint.Endpoint] = {}
+        self.starting: Optional[asyncio.Task[Any]] = None
+        self.started = False
+        self.loaded = False
+
+    def load(self) -> None:
+        module_name, _, path = self.spec.partition(":")
+        found: Any = importlib.import_module(module_name)
+        for attribute in path.split("."):
+            found = getattr(found, attribute)
+        self.object = found() if isinstance(found, type) or inspect.isroutine(found) else found
+        self.endpoints = _endpoint.collect(self.object)
+        self.loaded = True
+
+    async def start(self) -> None:
+        if not self.loaded:
+            raise RuntimeError(f"app {self.info.name} has not been loaded")
+        self.starting = asyncio.current_task()
+        try:
+            await _call_life(getattr(self.object, "start", None), self.info)
+            self.started = True
+        finally:
+            self.starting = None
+
+    async def stop(self) -> None:
+        """stop() is owed to an app whose start() has come to its end, as in `async with`."""
+        if self.starting is not None:
+            starting = self.starting
+            starting.cancel()
+            await asyncio.wait([starting])
+        if self.started:
+            self.started = False
+            await _call_life(getattr(self.object, "stop", None), self.info)
+
+
+async def _call_life(function: Optional[Callable[..., Any]], info: App) -> None:
+    """start(app) or start(); a coroutine or a plain function; or none at all."""
+    if function is None:
+        return
+    result = function(info) if _takes_an_argument(function) else function()
+    if inspect.isawaitable(result):
+        await result
+
+
+def _takes_an_argument(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return False
+    return True
+
+
+# ---- requests -----------------------------------------------------------------------------------
+
+
+class _Main:
+    """The one object behind prepare(), serve() and end()."""
+
+    def __init__(self) -> None:
+        self.selector = _Selector()
+        self.loop = asyncio.SelectorEventLoop(self.selector)
+        self.apps = [_AppRun(*app) for app in _bulkhead.apps()]
+        self.running: dict[asyncio.Task[None], tuple[Any, float]] = {}  # for which request, and since when
+        self.leaving = False
+        self.leave_at_last: Optional[asyncio.TimerHandle] = None
+        self.handlers: dict[int, Callable[[Any], None]] = {
+            _bulkhead.PLUGIN_LOAD: lambda request: request.load_plugin(),
+            _bulkhead.APP_LOAD: self.on_app_load,
+            _bulkhead.APP_START: lambda request: self.run(request, self.app_life(request, _AppRun.start)),
+            _bulkhead.APP_STOP: lambda request: self.run(request, self.app_life(request, _AppRun.stop)),
+            _bulkhead.APP_CALL: lambda request: self.run(request, self.app_call(request)),
+            _bulkhead.GIVE_UP: self.on_give_up,
+            _bulkhead.LEAVE: self.on_leave,
+        }
+
+    # -- what arrives
+
+    def on_inbox(self) -> None:
+        for request in _bulkhead.take_requests():
+            try:
+                self.handlers[request.kind](request)
+            except BaseException as error:
+                _log_exception(error, "a request of the control loop was not carried out")
+                if not request.replied:
+                    request.fail(errno.EIO, "request.failed", _facts(error))
+
+    def run(self, request: Any, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self.running[task] = request, self.loop.time()
+        task.add_done_callback(self.on_run_end)
+
+    def on_run_end(self, task: asyncio.Task[None]) -> None:
+        request, _ = self.running.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log_exception(error, "a request of the control loop was not carried out")
+            if not request.replied:
+                request.fail(errno.EIO, "request.failed", _facts(error))
+        elif not request.replied:  # it was cancelled before it had begun
+            self.fail(request, self.apps[request.index], asyncio.CancelledError(), "was cancelled")
+
+    def on_give_up(self, request: Any) -> None:
+        for task, (asked, since) in list(self.running.items()):
+            if not asked.given_up:
+                continue
+            left = since + _LATE_STOP_S - self.loop.time()
+            if asked.kind == _bulkhead.APP_STOP and left > 0:
+                self.loop.call_later(left, task.cancel)
+            else:
+                task.cancel()
+        request.ok()
+
+    def on_leave(self, request: Any) -> None:
+        """Leaves when nothing is ready to run: whoever awaited an outcome gets to act on it."""
+        self.leaving = True
+        request.ok()
+        self.selector.on_idle = self.loop.stop
+        self.leave_at_last = self.loop.call_later(_LEFTOVERS_S, self.loop.stop)
+
+    # -- apps: load, start, stop
+
+    def exit_asked(self, error: SystemExit, app: Optional[str]) -> int:
+        status = _exit_status(error)
+        _bulkhead.exit_asked(status, app)
+        return status
+
+    def on_app_load(self, request: Any) -> None:
+        app = self.apps[request.index]
+        try:
+            app.load()
+        except BaseException as error:
+            self.fail(request, app, error, "did not load")
+        else:
+            request.ok()
+
+    async def app_life(self, request: Any, step: Callable[[_AppRun], Coroutine[Any, Any, None]]) -> None:
+        app = self.apps[request.index]
+        try:
+            await step(app)
+        except BaseException as error:
+            self.fail(request, app, error, f"raised in {step.__name__}()")
+        else:
+            request.ok()
+
+    def fail(self, request: Any, app: _AppRun, error: BaseException, what: str) -> None:
+        """The reply to a load, start or stop that raised. The traceback goes to the log."""
+        name = app.info.name
+        if request.kind == _bulkhead.APP_CALL:
+            self.answer_error(request, error)
+        elif isinstance(error, SystemExit):
+            status = self.exit_asked(error, name)
+            request.fail(errno.ECANCELED, "app.exit", {"app": name, "status": str(status)})
+        elif isinstance(error, asyncio.CancelledError):
+            _log(_bulkhead.WARNING, f"app {name}: cancelled at its deadline")
+            request.fail(errno.ETIMEDOUT, "app.cancelled", {"app": name})
+        else:
+            _log_exception(error, f"app {name} {what}")
+            code = "app.interrupted" if isinstance(error, Interrupted) else "app.raised"
+            request.fail(errno.EIO, code, _facts(error, app=name))
+
+    # -- endpoints
+
+    async def app_call(self, request: Any) -> None:
+        try:
+            request.answer(200, await self.call_endpoint(request))
+        except BaseException as error:
+            self.answer_error(request, error)
+
+    async def call_endpoint(self, request: Any) -> bytes:
+        app = self.find_app(request.app)
+        endpoint = app.endpoints.get(request.endpoint)
+        if endpoint is None:
+            raise _NotFound(
+                f"app {request.app} has no endpoint {request.endpoint}", app=request.app, endpoint=request.endpoint,
+                accepted=" ".join(app.endpoints) or "(it has none)")
+        if not app.started:
+            raise Shutdown("app.not-running", {"app": request.app})
+        bound = endpoint.bind(request.body)
+        result = endpoint.function(*bound.args, **bound.kwargs)
+        if inspect.isawaitable(result):
+            result = await result
+        return _endpoint.encode(result)
+
+    def find_app(self, name: str) -> _AppRun:
+        for app in self.apps:
+            if app.info.name == name:
+                return app
+        raise _NotFound(f"there is no app {name}", app=name,
+                        accepted=" ".join(app.info.name for app in self.apps) or "(the manifest has none)")
+
+    def answer_error(self, request: Any, error: BaseException) -> None:
+        where = f"{request.app}/{request.endpoint}"
+        status, code, message, facts = self.explain(request, error, where)
+        body = json.dumps({"error": {"code": code, "message": message, "facts": facts}}, ensure_ascii=False)
+        request.answer(status, body.encode("utf-8", "backslashreplace"))
+
+    def explain(self, request: Any, error: BaseException, where: str) -> tuple[int, str, str, dict[str, str]]:
+        """HTTP status, code, message and facts. What is the app's own fault goes to the log as well."""
+        facts = {"app": request.app, "endpoint": request.endpoint}
+        if isinstance(error, _NotFound):
+            return 404, "unknown-endpoint", str(error), error.facts
+        if isinstance(error, _endpoint.BadRequest):
+            return 400, error.code, str(error), facts | error.facts
+        if isinstance(error, asyncio.CancelledError):
+            return 503, "cancelled", "the call was cancelled: its client is gone, or the host is stopping", facts
+        if isinstance(error, SystemExit):
+            status = self.exit_asked(error, request.app)
+            return 503, "exiting", f"the app asked for the host's end with status {status}", facts
+        if isinstance(error, BulkheadError):
+            for kind, status in ((Overloaded, 429), (Shutdown, 503), (Deadline, 504)):
+                if isinstance(error, kind):
+                    return status, error.code, str(error), facts | error.facts
+        _log_exception(error, f"endpoint {where} raised")
+        if isinstance(error, Interrupted):
+            return 503, "interrupted", "the endpoint kept the host's main thread busy and was interrupted", facts
+        return 500, "raised", f"{type(error).__name__}: {error}", facts | _facts(error)
+
+    # -- the loop
+
+    def serve(self) -> None:
+        """Runs the loop until the request to leave it; nothing that an app raises or does ends it before."""
+        while not self.leaving:
+            try:
+                self.loop.run_forever()
+            except SystemExit as error:
+                self.exit_asked(error, None)
+            except BaseException as error:
+                _log_exception(error, "raised on the main thread; the event loop goes on")
+            else:
+                if not self.leaving:
+                    _log(_bulkhead.WARNING, "an app stopped the host's event loop; it goes on")
+            if self.loop.is_closed():
+                raise RuntimeError("an app closed the host's event loop")
+        self.selector.on_idle = None
+        if self.leave_at_last is not None:
+            self.leave_at_last.cancel()
+
+    def end(self) -> None:
+        for step in (self.cancel_leftovers, self.close, threading._shutdown, atexit._run_exitfuncs, _flush):
+            try:
+                step()
+            except SystemExit as error:
+                self.exit_asked(error, None)
+            except BaseException as error:
+                _log_exception(error, "raised while Python ended")
+
+    def cancel_leftovers(self) -> None:
+        """Ends what still runs on the loop, and waits for it, but not for ever."""
+        until = time.monotonic() + _LEFTOVERS_S
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        while (tasks := asyncio.all_tasks(self.loop)) and time.monotonic() < until:
+            try:
+                self.loop.run_until_complete(asyncio.wait(tasks, timeout=max(until - time.monotonic(), 0)))
+            except SystemExit as error:
+                self.exit_asked(error, None)
+            except BaseException as error:
+                _log_exception(error, "raised on the main thread while it was ending")
+        for task in tasks:
+            _log(_bulkhead.WARNING, f"an asyncio task did not end when it was cancelled: {task!r}")
+        self.loop.run_until_complete(asyncio.wait_for(self.loop.shutdown_asyncgens(), _LEFTOVERS_S))
+
+    def close(self) -> None:
+        _pool._set_host_loop(None)
+        asyncio.set_event_loop(None)
+        self.loop.close()
+
+
+class _NotFound(Exception):
+    def __init__(self, message: str, **facts: str) -> None:
+        super().__init__(message)
+        self.facts = facts
+
+
+def _flush() -> None:
+    for stream in {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}:
+        if stream is not None:
+            stream.flush()
+
+
+# ---- interrupts ---------------------------------------------------------------------------------
+
+# Code of these only waits for apps' code, or hands on to it: what interrupts it would break the loop.
+_INTERNAL = (os.path.dirname(asyncio.__file__) + os.sep, os.path.dirname(__file__) + os.sep, selectors.__file__)
+
+
+def _runs_an_app(frame: Optional[FrameType]) -> bool:
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_INTERNAL):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _on_interrupt(number: int, frame: Optional[FrameType]) -> None:
+    """An app has kept main busy for too long: raise in it. A loop that merely waits is left alone."""
+    if _runs_an_app(frame):
+        raise Interrupted("the host interrupted this code, which had kept its main thread busy for too long")
+
+
+# ---- called by the host -------------------------------------------------------------------------
+
+_main: Optional[_Main] = None
+
+
+def prepare() -> None:
+    """The interpreter is up."""
+    global _main
+    _main = _Main()
+    asyncio.set_event_loop(_main.loop)
+    _pool._set_host_loop(_main.loop)
+    _main.loop.add_reader(_bulkhead.INBOX_FD, _main.on_inbox)
+    _main.loop.add_reader(_bulkhead.RETURNS_FD, _bulkhead.drain)
+    signal.signal(_bulkhead.INTERRUPT_SIGNAL, _on_interrupt)
+    multiprocessing.set_start_method("spawn")  # os.fork is refused
+
+
+def serve() -> None:
+    """Returns after the request to leave."""
+    assert _main is not None
+    _main.serve()
+
+
+def end() -> None:
+    """Python's own end: threads are joined, atexit functions run. May take as long as they like."""
+    assert _main is not None
+    try:
+        _main.end()
+    finally:
+        # Finalization puts back what has a Python handler: an interrupt would then end the process.
+        signal.signal(_bulkhead.INTERRUPT_SIGNAL, signal.SIG_IGN)

@@ -1,0 +1,364 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Pools as apps see them: ops as methods, lanes as views, tasks as awaitables."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import difflib
+import inspect
+import threading
+import time
+import weakref
+from types import MappingProxyType
+from typing import Any, Callable, Generator, Mapping, Optional, Union
+
+from ._errors import Cancelled, Deadline, NotInHost, Overloaded, UnknownPool
+
+try:
+    import _bulkhead
+except ImportError:  # not in the host: NotInHost says so when it matters
+    _bulkhead = None
+
+__all__ = ["Pool", "Task", "pool"]
+
+_NativeTask: Any = _bulkhead.Task if _bulkhead else object
+
+# The host's asyncio loop while it may run; _host sets it.
+_host_loop: Optional[asyncio.AbstractEventLoop] = None
+
+
+def _set_host_loop(loop: Optional[asyncio.AbstractEventLoop]) -> None:
+    global _host_loop
+    _host_loop = loop
+
+
+def _running_loop() -> Optional[asyncio.AbstractEventLoop]:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+class _Elsewhere:
+    """A future of another thread's loop, as a waiter that main may wake."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+        self._loop = loop
+        self._future = future
+
+    def done(self) -> bool:
+        return False  # only its own thread can tell
+
+    def set_result(self, result: None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._wake)
+        except RuntimeError:
+            pass  # that loop is closed: nobody awaits there any more
+
+    def _wake(self) -> None:
+        if not self._future.done():
+            self._future.set_result(None)
+
+
+class Task(_NativeTask):
+    """One run of an op. `await` it, or ask `result()` from a thread that may block.
+
+    When the coroutine that awaits it is cancelled, so is the task. What a Python callable raised is
+    raised again as it is, with the traceback of the thread that ran it; a native op's failure is a
+    PluginError; the other outcomes are Cancelled, Deadline and Abandoned.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+            self._add_waiter(future if loop is _host_loop else _Elsewhere(loop, future))
+            try:
+                yield from future
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        return self._value()
+
+    def result(self, timeout: Optional[float] = None) -> Any:
+        """What it returned; blocks until then. Raises what the task raised, or TimeoutError.
+
+        On a thread of the task's own pool a queued task is run here and now. Where an event loop
+        runs, only an ended task can be asked: await it instead.
+        """
+        if not self.done():
+            if _running_loop() is not None:
+                raise RuntimeError(f"result() of {self!r} would stop this thread's event loop: await the task instead")
+            self._wait(timeout)
+        return self._value()
+
+    def cancel(self) -> bool:
+        """Ask for its end: a queued task ends at once, a running one decides itself. False if it has ended."""
+        if self.done():
+            return False
+        if not self._accepted:
+            self._refuse(Cancelled("task.cancelled", {"pool": self.pool, "op": self.op}))
+            return True
+        return bool(self._cancel())
+
+    def __repr__(self) -> str:
+        return f"<bulkhead.Task {self.pool}.{self.op} {self.outcome or 'pending'}>"
+
+
+class _Room:
+    """Tasks that wait for a place in one pool, oldest first. On the host's loop only.
+
+    A full pool tells nobody when it has room again; it is asked again, soon at first.
+    """
+
+    _SOONEST, _LATEST = 0.001, 0.02
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[tuple[Task, float]] = collections.deque()
+        self._delay = self._SOONEST
+        self._timer: Optional[asyncio.TimerHandle] = None
+
+    def add(self, task: Task, until: float) -> None:
+        self._waiting.append((task, until))
+        if self._timer is None:
+            self._pump()
+
+    def _pump(self) -> None:
+        self._timer = None
+        refusal = self._submit_oldest()
+        if not self._waiting:
+            self._delay = self._SOONEST
+            return
+        self._give_up(refusal)
+        assert _host_loop is not None
+        self._timer = _host_loop.call_later(self._delay, self._pump)
+        self._delay = min(2 * self._delay, self._LATEST)
+
+    def _submit_oldest(self) -> Optional[Overloaded]:
+        """Submits in order until the pool is full: returns how it said so."""
+        while self._waiting:
+            task, _ = self._waiting[0]
+            try:
+                if not task.done():  # cancelled meanwhile
+                    task._submit()
+                    self._delay = self._SOONEST
+            except Overloaded as refusal:
+                return refusal
+            except Exception as error:
+                task._refuse(error)
+            self._waiting.popleft()
+        return None
+
+    def _give_up(self, refusal: Optional[Overloaded]) -> None:
+        """Ends those whose time has passed."""
+        now = time.monotonic()
+        late = [task for task, until in self._waiting if until <= now and not task.done()]
+        for task in late:
+            if task.deadline is not None and task.deadline <= now:
+                facts = {"pool": task.pool, "op": task.op, "state": "waiting for room"}
+                task._refuse(Deadline("task.deadline", facts))
+            elif refusal is not None:
+                task._refuse(Overloaded(refusal.code, refusal.facts))
+        self._waiting = collections.deque(pair for pair in self._waiting if not pair[0].done())
+
+
+class _Shared:
+    """What a pool and its lanes' views have in common."""
+
+    def __init__(self, native: Any) -> None:
+        self.native = native
+        self.room = _Room()
+        self.lock = threading.Lock()
+        self.lanes: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def lane(self, name: str) -> Any:
+        """The lane of that name; it lives as long as a view of it or a task in it."""
+        with self.lock:
+            lane = self.lanes.get(name)
+            if lane is None:
+                lane = self.lanes[name] = self.native.lane(name)
+            return lane
+
+
+class Pool:
+    """A plugin's pool: its ops are methods of it (help(pool) lists them).
+
+    Each op takes, besides its own arguments,
+      timeout=SECONDS  the task's deadline: Deadline is raised when it is not done by then;
+      lane=LANE        a lane of this pool, or a lane's name: tasks of a lane run in order, one at a time;
+      wait=True        wait for room where the pool is full, rather than raise Overloaded;
+      wait=SECONDS     the same, but no longer than that;
+    and returns a Task. Submitting never blocks a thread whose event loop runs.
+    """
+
+    def __init__(self, shared: _Shared, lane_name: Optional[str] = None) -> None:
+        self._shared = shared
+        self._lane_name = lane_name
+        self._lane = shared.lane(lane_name) if lane_name is not None else None
+
+    @property
+    def label(self) -> str:
+        """The plugin's label in the manifest."""
+        return self._shared.native.label
+
+    @property
+    def version(self) -> str:
+        """The plugin's version."""
+        return self._shared.native.version
+
+    @property
+    def workers(self) -> int:
+        """How many workers it has."""
+        return self._shared.native.workers
+
+    @property
+    def state(self) -> str:
+        """Its state: "ready", "draining", "failed" …"""
+        return self._shared.native.state
+
+    @property
+    def name(self) -> Optional[str]:
+        """The lane's name; None for the pool itself."""
+        return self._lane_name
+
+    @property
+    def ops(self) -> Mapping[str, Callable[..., Task]]:
+        """The ops by name, also those whose names this class has for itself."""
+        return MappingProxyType({name: function.__get__(self) for name, function in self._ops.items()})
+
+    _ops: Mapping[str, Any] = {}
+
+    def lane(self, name: str) -> Pool:
+        """A view of this pool whose ops run on the lane `name`: in order, one at a time."""
+        if not isinstance(name, str):
+            raise TypeError(f"a lane's name is a str, not {type(name).__name__}")
+        return type(self)(self._shared, name)
+
+    def __getattr__(self, name: str) -> Callable[..., Task]:
+        near = difflib.get_close_matches(name, self._ops, 1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._ops) or 'none'}"
+        raise AttributeError(f"pool {self.label!r} has no op {name!r}; {hint}", name=name, obj=self)
+
+    def __repr__(self) -> str:
+        lane = f" lane {self._lane_name!r}" if self._lane_name is not None else ""
+        return f"<bulkhead.Pool {self.label!r}{lane}>"
+
+    def _native_lane(self, lane: Union[None, str, Pool]) -> Any:
+        if lane is None:
+            return self._lane
+        if isinstance(lane, str):
+            return self._shared.lane(lane)
+        if isinstance(lane, Pool) and lane._lane is not None:
+            return lane._lane
+        raise TypeError(f"lane= takes a lane of this pool or a lane's name, not {lane!r}")
+
+    def _submit(
+        self,
+        index: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        timeout: Optional[float],
+        lane: Union[None, str, Pool],
+        wait: Union[bool, float, None],
+    ) -> Task:
+        task = Task(self._shared.native, index, args, kwargs, self._native_lane(lane), timeout)
+        if wait is False or wait is None:
+            task._submit()
+        elif _running_loop() is None:
+            task._submit_wait(None if wait is True else wait)
+        else:
+            self._wait_for_room(task, float("inf") if wait is True else float(wait))
+        return task
+
+    def _wait_for_room(self, task: Task, seconds: float) -> None:
+        if _host_loop is None:
+            task._submit()  # at the host's end nothing is waited for
+            return
+        until = time.monotonic() + seconds
+        if task.deadline is not None:
+            until = min(until, task.deadline)
+        if _running_loop() is _host_loop:
+            self._shared.room.add(task, until)
+        else:
+            _host_loop.call_soon_threadsafe(self._shared.room.add, task, until)
+
+
+_TYPES: dict[str, Any] = {
+    "none": None,
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "bytes": bytes,
+    "list": list,
+    "handle": int,
+    "buffer": object,
+    "object": object,
+}
+
+
+def _signature(parameters: list[tuple[Any, ...]]) -> inspect.Signature:
+    """What inspect and help() show. No parameter is called like one of these: the host sees to that."""
+    kind = inspect.Parameter
+    shown = [kind("_self", kind.POSITIONAL_ONLY)]
+    for name, type_name, _, _, variadic, has_preset, preset in parameters:
+        how = kind.VAR_POSITIONAL if variadic else kind.POSITIONAL_OR_KEYWORD
+        default = preset if has_preset and not variadic else kind.empty
+        shown.append(kind(name, how, default=default, annotation=_TYPES[type_name]))
+    for name, default in (("timeout", None), ("lane", None), ("wait", False)):
+        shown.append(kind(name, kind.KEYWORD_ONLY, default=default))
+    return inspect.Signature(shown, return_annotation=Task)
+
+
+def _docstring(doc: Optional[str], result: str, parameters: list[tuple[Any, ...]]) -> str:
+    lines = [doc or "An op of the plugin."]
+    if parameters:
+        lines += ["", "Arguments:"]
+        lines += [f"    {'*' if p[4] else ''}{p[0]}: {p[2]}" for p in parameters]
+    lines += ["", f"Result: {result}"]
+    return "\n".join(lines)
+
+
+def _make_op(index: int, name: str, doc: Optional[str], result: str, parameters: list[tuple[Any, ...]]) -> Any:
+    def op(self, /, *args, timeout=None, lane=None, wait=False, **kwargs):
+        return self._submit(index, args, kwargs, timeout, lane, wait)
+
+    op.__name__ = name
+    op.__qualname__ = f"Pool.{name}"
+    op.__doc__ = _docstring(doc, result, parameters)
+    op.__signature__ = _signature(parameters)  # type: ignore[attr-defined]
+    return op
+
+
+def _make_pool(native: Any) -> Pool:
+    ops = {name: _make_op(index, name, doc, result, parameters)
+           for index, (name, doc, result, parameters) in enumerate(native.ops())}
+    methods = {name: op for name, op in ops.items() if not hasattr(Pool, name)}
+    made = type("Pool", (Pool,), {"_ops": ops, "__module__": "bulkhead", "__doc__": Pool.__doc__, **methods})
+    return made(_Shared(native))
+
+
+_pools: dict[str, Pool] = {}
+
+
+def pool(label: str) -> Pool:
+    """The pool of the plugin that the manifest calls `label`, with its ops as methods.
+
+    Raises UnknownPool when no such plugin is loaded (an optional one may have been skipped), and
+    NotInHost outside bulkheadd.
+    """
+    if _bulkhead is None:
+        raise NotInHost("host.none", {"asked": f"pool({label!r})"})
+    made = _pools.get(label)
+    if made is not None:
+        return made
+    native = _bulkhead.pool(label)
+    if native is None:
+        labels = _bulkhead.pool_labels()
+        state = "in the manifest, but not loaded" if label in labels else "not in the manifest"
+        known = " ".join(labels) or "(no plugin)"
+        raise UnknownPool("pool.unknown", {"pool": label, "state": state, "manifest": known})
+    return _pools.setdefault(label, _make_pool(native))

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The package outside the host: it imports, says clearly what it cannot do, and checks endpoints' arguments."""
+
+import inspect
+import json
+import os
+import pickle
+import subprocess
+import sys
+from typing import Any, Literal, Optional, Union
+
+import pytest
+
+PACKAGE_DIR = os.path.join(os.path.dirname(__file__), "..", "..", "python")
+sys.path.insert(0, PACKAGE_DIR)
+
+import bulkhead  # noqa: E402
+from bulkhead import _endpoint, _errors  # noqa: E402
+
+
+def test_pool_outside_a_host_says_what_to_do():
+    with pytest.raises(bulkhead.NotInHost) as caught:
+        bulkhead.pool("stream")
+    assert "bulkheadd" in str(caught.value) and "stream" in caught.value.facts["asked"]
+    assert isinstance(caught.value, RuntimeError)
+
+
+def test_import_needs_nothing_and_warns_of_nothing():
+    code = "import bulkhead, sys; sys.exit('_bulkhead' in sys.modules)"
+    env = {"PYTHONPATH": PACKAGE_DIR, "PATH": os.environ["PATH"]}
+    done = subprocess.run([sys.executable, "-B", "-W", "error", "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_everything_public_is_listed_documented_and_annotated():
+    for name in bulkhead.__all__:
+        thing = getattr(bulkhead, name)
+        assert inspect.getdoc(thing), name
+    assert bulkhead.pool.__annotations__["return"] == "Pool"
+    assert os.path.exists(os.path.join(PACKAGE_DIR, "bulkhead", "py.typed"))
+
+
+@pytest.mark.parametrize("kind", sorted(_errors._KINDS))
+def test_errors_carry_code_and_facts_through_text_and_pickle(kind):
+    error = _errors.from_host(kind, "pool.overloaded", {"pool": "a b", "queue": "64", "empty": "", "said": 'x"y'})
+    assert isinstance(error, bulkhead.BulkheadError)
+    assert error.code == "pool.overloaded" and error.facts["queue"] == "64"
+    assert str(error).startswith('pool.overloaded: pool="a b" queue=64 empty="" said="x\\"y"')
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error) and again.facts == error.facts and str(again) == str(error)
+
+
+def test_errors_are_what_callers_expect_them_to_be():
+    assert issubclass(bulkhead.Deadline, TimeoutError)
+    assert issubclass(bulkhead.BadArgument, TypeError)
+    assert issubclass(bulkhead.Forked, RuntimeError)
+    assert not issubclass(bulkhead.Interrupted, Exception)
+
+
+class Sample:
+    @bulkhead.endpoint
+    async def typed(self, query: str, k: int = 5, *, weight: float = 1, maybe: Optional[list[int]] = None,
+                    either: Union[int, str] = 0, mode: Literal["a", 1] = "a", table: dict[str, list[str]] = {},
+                    whatever: Any = None, other: "NotHere" = None):  # noqa: F821
+        ...
+
+    @bulkhead.endpoint
+    def plain(self, on: bool, text: str | None = None, value: Any = None, pair: tuple = ()):
+        ...
+
+    def unmarked(self):
+        ...
+
+    @property
+    def explosive(self):
+        raise AssertionError("collecting endpoints runs no properties")
+
+
+def endpoints():
+    return _endpoint.collect(Sample())
+
+
+def test_only_marked_methods_are_endpoints():
+    assert set(endpoints()) == {"typed", "plain"}
+    with pytest.raises(TypeError):
+        bulkhead.endpoint(5)
+
+
+@pytest.mark.parametrize("body", [
+    {"on": True}, {"on": False, "text": None}, {"on": True, "text": "x", "value": {"a": [1]}}, [True, "x", 1, [1, 2]],
+])
+def test_arguments_that_fit_are_bound(body):
+    bound = endpoints()["plain"].bind(json.dumps(body).encode())
+    assert bound.arguments["on"] in (True, False)
+
+
+@pytest.mark.parametrize("body, parameter", [
+    ({"on": 1}, "on"), ({"on": None}, "on"), ({"on": True, "text": 5}, "text"), (["yes"], "on"),
+])
+def test_arguments_that_do_not_fit_are_named(body, parameter):
+    with pytest.raises(_endpoint.BadRequest) as caught:
+        endpoints()["plain"].bind(json.dumps(body).encode())
+    assert caught.value.code == "bad-arguments" and caught.value.facts["parameter"] == parameter
+    assert caught.value.facts["given"] and caught.value.facts["accepted"]
+
+
+@pytest.mark.parametrize("body", [{}, [], [True, "x", 1, [], 5], {"on": True, "nope": 1}])
+def test_too_many_too_few_or_unknown_arguments_list_what_is_accepted(body):
+    with pytest.raises(_endpoint.BadRequest) as caught:
+        endpoints()["plain"].bind(json.dumps(body).encode())
+    assert caught.value.facts["accepted"].startswith("on: bool, text: str or None = None")
+
+
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"nul", b"5", b'"text"', b"null", b"[" * 100_000])
+def test_bodies_that_are_no_arguments_are_refused(body):
+    with pytest.raises(_endpoint.BadRequest) as caught:
+        endpoints()["plain"].bind(body)
+    assert caught.value.code == "bad-json"
+
+
+@pytest.mark.parametrize("value, hint, fits", [
+    (1, int, True), (True, int, False), (1.0, int, False), (1, float, True), (True, float, False), ("1", float, False),
+    ([1], list, True), ([1], list[int], True), ([1, "x"], list[int], False), ({}, list, False),
+    ({"a": ["b"]}, dict[str, list[str]], True), ({"a": [1]}, dict[str, list[str]], False),
+    (None, Optional[int], True), ("x", Optional[int], False), ("x", Union[int, str], True), ([], Union[int, str], False),
+    ("a", Literal["a", 1], True), (1, Literal["a", 1], True), (True, Literal["a", 1], False),
+    (None, None, True), (0, None, False), (object, Any, True), ("anything", Sample, True),
+])
+def test_annotations_are_read_as_json(value, hint, fits):
+    assert _endpoint._fits(value, hint) is fits
+
+
+def test_results_are_what_json_can_express():
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Line:
+        text: str
+        score: float
+
+    class Scalar:
+        def tolist(self):
+            return 7
+
+    assert json.loads(_endpoint.encode([Line("ä", 0.5), Scalar()])) == {"result": [{"text": "ä", "score": 0.5}, 7]}
+    for bad in (object(), float("nan"), {1, 2}, Line):
+        with pytest.raises((TypeError, ValueError)):
+            _endpoint.encode(bad)
