@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* control - the native event loop's thread ("bh-control"): conductor, admin API, health, signals.
  *
- * Thread: start and join on main, the rest on the loop. GIL: never (CP-1). Nothing that can block runs
- * on the loop; supervisors and main report through its postbox. */
+ * Thread: start and join on main, the rest on the loop. GIL: never (CP-1). Nothing that can block
+ * runs on the loop; supervisors and main report through its postbox. */
 #ifndef BH_HOST_CONTROL_CONTROL_H
 #define BH_HOST_CONTROL_CONTROL_H
+
+#include <stdatomic.h>
 
 #include "host/core/exit.h"
 #include "host/core/post.h"
@@ -15,36 +17,42 @@ struct bh_control;
 
 /* What main.c gives to the loop: everything of the other modules that it may use. */
 struct bh_control_config {
-	const struct bh_config *config;		/* borrowed */
+	const struct bh_config *config; /* borrowed */
 	const char *socket_path;
 	const char *version;
-	struct bh_views *views;			/* borrowed */
-	struct bh_exit_registry *registry;	/* borrowed: pools in load order */
-	struct bh_postbox *main;		/* main's inbox */
-	void (*interrupt_main)(void);		/* any thread */
-	bool (*thread_is_in_python)(uint32_t tid);
+	struct bh_views *views;		   /* borrowed */
+	struct bh_exit_registry *registry; /* borrowed: pools in load order */
+	struct bh_postbox *main;	   /* main's inbox */
+	void (*interrupt_main)(void);	   /* any thread */
+	/* A: relaxed; written once by the conductor when a stop begins: when the process must be
+	 * gone, monotonic; UINT64_MAX before. Owned by main.c. */
+	_Atomic uint64_t *stop_deadline_ns;
 };
 
-bh_status bh_control_start(const struct bh_control_config *config, struct bh_control **ret_control, struct bh_error *err)
-	BH_MUST_CHECK;
+bh_status bh_control_start(const struct bh_control_config *config, struct bh_control **ret_control,
+			   struct bh_error *err) BH_MUST_CHECK;
 /* The loop's own postbox, for replies. */
 struct bh_postbox *bh_control_postbox(struct bh_control *control);
 
 /* Reports to the conductor; any thread, never block, never fail. */
 enum bh_milestone {
-	BH_MILESTONE_PYTHON_UP,		/* main serves requests */
-	BH_MILESTONE_PYTHON_FAILED,	/* with a cause: status 78 */
+	BH_MILESTONE_PYTHON_UP,	    /* main serves requests */
+	BH_MILESTONE_PYTHON_FAILED, /* with a cause: status 78 */
 	BH_MILESTONE_LEFT_LOOP,
-	BH_MILESTONE_PYTHON_ENDED,	/* atexit functions have run */
+	BH_MILESTONE_PYTHON_ENDED, /* atexit functions have run */
 	BH_MILESTONE_GATE_CLOSED,
-	BH_MILESTONE_GATE_STUCK,	/* with a cause: finalization is skipped, status 70 */
-	BH_MILESTONE_FINALIZED,		/* with a cause when it reported an error */
+	BH_MILESTONE_GATE_STUCK, /* with a cause: finalization is skipped, status 70 */
+	BH_MILESTONE_FINALIZED,	 /* with a cause when it reported an error */
 };
-void bh_control_report(struct bh_control *control, enum bh_milestone milestone, const struct bh_error *cause);
-void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool, enum bh_pool_state state);
+void bh_control_report(struct bh_control *control, enum bh_milestone milestone,
+		       const struct bh_error *cause);
+void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
+			      enum bh_pool_state state);
 void bh_control_exit_asked(struct bh_control *control, int status, const char *app);
 
-/* Main, last: the loop ends (socket removed) once FINALIZED or a failure was reported; returns the exit status. */
+/* Main, last: the loop ends (socket removed) once FINALIZED or a failure was reported; returns the
+ * exit status. The handle is gone with it, unless that is 70: a pool that was given up may still
+ * report. */
 int bh_control_join(struct bh_control *control);
 
 #endif

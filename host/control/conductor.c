@@ -1,0 +1,1153 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* conductor - the state machine that runs start and stop.
+ *
+ * Thread: the control loop. GIL: never. Owns: the phase, the requests in flight, the exit status.
+ * Keeps:  PLG-4, PLG-7, CP-2, EXIT-4 (see docs/architecture.md).
+ *
+ * Every step is asked for (a request to main, a word to a supervisor) and answered by a callback; a
+ * timer stands behind each answer, and one timer stands behind the whole stop. */
+#include "config.h"
+
+#include "host/control/conductor.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "host/core/log.h"
+#include "host/core/stack.h"
+
+#define COMPONENT "conductor"
+
+#define JOIN_RETRY_NS (1 * BH_NS_PER_MS)
+#define NUDGES_MAX 3 /* interrupts of main before it counts as stuck */
+#define NUDGE_EVERY_NS (300 * BH_NS_PER_MS)
+#define ANSWER_GRACE_NS                                                                            \
+	(250 * BH_NS_PER_MS) /* for a main that is not stuck to cancel what was given up */
+#define LEAVE_GRACE_NS (2 * BH_NS_PER_S)
+
+enum phase {
+	PHASE_BOOT,	   /* main brings up the interpreter */
+	PHASE_PLUGIN_LOAD, /* main loads plugin `at` */
+	PHASE_PLUGIN_OPEN, /* its supervisor opens it and builds the pool */
+	PHASE_APP_LOAD,	   /* main imports app `at` */
+	PHASE_APP_START,   /* its start() runs */
+	PHASE_READY,
+	PHASE_APP_STOP,	  /* stop() of app `at` runs; from here on the host is stopping */
+	PHASE_POOL_STOP,  /* the pool `stopping` drains and ends */
+	PHASE_LEAVE,	  /* main leaves the asyncio loop */
+	PHASE_PYTHON_END, /* threading._shutdown and the atexit functions */
+	PHASE_GATE,	  /* the gate closes */
+	PHASE_FINALIZE,	  /* Py_FinalizeEx */
+	PHASE_OVER,
+};
+
+enum part_state {
+	PART_WAITING,
+	PART_STARTING,
+	PART_UP,
+	PART_SKIPPED,
+	PART_FAILED,
+	PART_STOPPING,
+	PART_DOWN
+};
+
+/* A plugin or an app of the manifest, as far as the conductor knows it. */
+struct part {
+	enum part_state state;
+	bool asked; /* app: load was asked for, so that stop() is owed if it was constructed */
+	bool constructed;      /* app */
+	struct bh_error cause; /* SKIPPED, FAILED */
+	struct bh_pool *pool;  /* plugin; borrowed from its module */
+	bool pool_running;     /* started and not yet joined */
+	bool pool_failed_seen;
+	char *path, *version; /* plugin; owned */
+};
+
+struct bh_conductor {
+	struct bh_conductor_config config; /* I */
+	const struct bh_config *manifest;  /* I: borrowed */
+	enum phase phase;
+	bool stopping; /* a stop was asked for; also before the phase follows */
+	bool hurry;
+	bool main_up;		     /* main serves requests */
+	bool main_stuck;	     /* it did not react to interrupts */
+	uint32_t at;		     /* the plugin or app that the phase is about */
+	struct part *plugins, *apps; /* owned, manifest order */
+	struct bh_request *waiting;  /* borrowed: the request that the phase waits for, NULL when
+					main owes none */
+	unsigned nudges;
+	struct bh_pool *stopping_pool; /* the pool that PHASE_POOL_STOP is about */
+	struct event *step_timer;      /* behind the present step */
+	struct event *join_timer;      /* ended supervisors to be joined */
+	struct event *total_timer;     /* behind the whole stop */
+	struct bh_deadline total;      /* when the process must be gone */
+	/* what the exit status is made of */
+	bool wedged, bad_setup, unavailable, abandoned;
+	int app_status;
+};
+
+static void next_step(struct bh_conductor *c);
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static const char *phase_name(enum phase phase)
+{
+	switch (phase) {
+	case PHASE_BOOT:
+		return "python-start";
+	case PHASE_PLUGIN_LOAD:
+		return "plugin-load";
+	case PHASE_PLUGIN_OPEN:
+		return "plugin-open";
+	case PHASE_APP_LOAD:
+		return "app-load";
+	case PHASE_APP_START:
+		return "app-start";
+	case PHASE_READY:
+		return "ready";
+	case PHASE_APP_STOP:
+		return "app-stop";
+	case PHASE_POOL_STOP:
+		return "pool-stop";
+	case PHASE_LEAVE:
+		return "leave-loop";
+	case PHASE_PYTHON_END:
+		return "python-end";
+	case PHASE_GATE:
+		return "gate-close";
+	case PHASE_FINALIZE:
+		return "finalize";
+	case PHASE_OVER:
+		return "over";
+	}
+	bh_unreachable();
+}
+
+static const char *part_state_name(enum part_state state)
+{
+	switch (state) {
+	case PART_WAITING:
+		return "waiting";
+	case PART_STARTING:
+		return "starting";
+	case PART_UP:
+		return "up";
+	case PART_SKIPPED:
+		return "skipped";
+	case PART_FAILED:
+		return "failed";
+	case PART_STOPPING:
+		return "stopping";
+	case PART_DOWN:
+		return "down";
+	}
+	bh_unreachable();
+}
+
+/* What the present step is about: a plugin's label, an app's name, or "main". */
+static const char *subject(const struct bh_conductor *c)
+{
+	switch (c->phase) {
+	case PHASE_PLUGIN_LOAD:
+	case PHASE_PLUGIN_OPEN:
+		return c->manifest->plugins[c->at].label;
+	case PHASE_APP_LOAD:
+	case PHASE_APP_START:
+	case PHASE_APP_STOP:
+		return c->manifest->apps[c->at].name;
+	case PHASE_POOL_STOP:
+		return c->stopping_pool ? bh_pool_label(c->stopping_pool) : "";
+	case PHASE_BOOT:
+	case PHASE_READY:
+	case PHASE_LEAVE:
+	case PHASE_PYTHON_END:
+	case PHASE_GATE:
+	case PHASE_FINALIZE:
+	case PHASE_OVER:
+		return "main";
+	}
+	bh_unreachable();
+}
+
+/* ---- timers and requests --------------------------------------------------------------------- */
+
+static void arm(struct event *timer, struct bh_deadline until)
+{
+	uint64_t left = bh_deadline_left_ns(until);
+	struct timeval tv = { (time_t)(left / BH_NS_PER_S),
+			      (suseconds_t)(left % BH_NS_PER_S / 1000) };
+
+	event_add(timer, &tv);
+}
+
+static void enter_phase(struct bh_conductor *c, enum phase phase)
+{
+	event_del(c->step_timer);
+	c->nudges = 0;
+	c->phase = phase;
+}
+
+static void on_reply(struct bh_request *request);
+
+/* Posts a request that the present phase waits for. Without memory the start or stop cannot go on
+ * in order, and nothing has been promised that could be kept: the whole-stop timer ends it. */
+static void ask_main(struct bh_conductor *c, enum bh_request_kind kind, uint32_t index)
+{
+	struct bh_request *request = bh_request_new(kind, c->config.replies, on_reply, c);
+
+	if (!request) {
+		bh_log(BH_LOG_ERROR, COMPONENT, "no memory for a request to main");
+		return;
+	}
+	request->index = index;
+	if (kind != BH_REQUEST_GIVE_UP)
+		c->waiting = request;
+	bh_postbox_post(c->config.control->main, &request->message);
+}
+
+/* ---- the end of the process ------------------------------------------------------------------ */
+
+int bh_conductor_exit_status(const struct bh_conductor *c)
+{
+	if (c->wedged)
+		return 70;
+	if (c->bad_setup)
+		return 78;
+	if (c->unavailable)
+		return 69;
+	if (c->abandoned)
+		return 75;
+	return c->app_status;
+}
+
+/* Names what main was doing for whom, who holds the GIL, and main's stack. */
+static void report_overdue(struct bh_conductor *c)
+{
+	const struct bh_view *view = bh_views_find(c->config.control->views, "gil");
+	json_t *gil = view ? view->render(view->arg) : NULL;
+	const char *thread = "", *site = "";
+	json_int_t tid = 0;
+	char stack[2048];
+
+	if (gil)
+		json_unpack(gil, "{s:{s?s, s?I, s?s}}", "holder", "thread", &thread, "tid", &tid,
+			    "site", &site);
+	/* main's kernel id is the process id */
+	bh_stack_render((uint32_t)getpid(), bh_deadline_after(200 * BH_NS_PER_MS), stack,
+			sizeof(stack));
+	bh_log(BH_LOG_ERROR, COMPONENT, "shutdown_timeout has passed: leaving by _exit",
+	       BH_STR("phase", phase_name(c->phase)), BH_STR("waiting_for", subject(c)),
+	       BH_STR("gil_holder", thread), BH_INT("gil_holder_tid", tid),
+	       BH_STR("gil_site", site), BH_STR("main_stack", stack));
+	json_decref(gil);
+}
+
+/* EXIT-4: nothing of ours or of a library may run any more. */
+static _Noreturn void leave_hard(struct bh_conductor *c)
+{
+	bh_log(BH_LOG_INFO, COMPONENT, "stopped", BH_INT("status", 70));
+	if (c->config.last_rites)
+		c->config.last_rites(c->config.arg);
+	bh_log_flush(bh_deadline_after(500 * BH_NS_PER_MS));
+	_exit(70);
+}
+
+static void on_total_timer(evutil_socket_t fd, short what, void *arg)
+{
+	struct bh_conductor *c = arg;
+
+	(void)fd;
+	(void)what;
+	c->wedged = true;
+	/* Pools that are still up are given up, so that every task has its outcome in the books. */
+	if (c->stopping_pool)
+		bh_pool_give_up(c->stopping_pool, NULL);
+	for (struct bh_pool *pool;
+	     (pool = bh_exit_registry_take_last(c->config.control->registry));)
+		bh_pool_give_up(pool, NULL);
+	report_overdue(c);
+	leave_hard(c);
+}
+
+static void over(struct bh_conductor *c)
+{
+	enter_phase(c, PHASE_OVER);
+	event_del(c->total_timer);
+	event_del(c->join_timer);
+	c->config.finished(c->config.arg);
+}
+
+/* ---- start: plugins -------------------------------------------------------------------------- */
+
+static void start_failed(struct bh_conductor *c, const char *why)
+{
+	bh_conductor_stop(c, why, false);
+}
+
+/* PLG-7: a missing library or missing hardware may be skipped, a faulty plugin or manifest may not.
+ */
+static bool may_skip(const struct bh_config_plugin *plugin, const struct bh_error *cause,
+		     bool opening)
+{
+	if (!plugin->optional)
+		return false;
+	return opening || cause->status == -ENOENT || strcmp(cause->id, "module.load") == 0;
+}
+
+/* A plugin did not come up. True when the start goes on without it. */
+static bool plugin_failed(struct bh_conductor *c, const struct bh_error *cause, bool opening)
+{
+	const struct bh_config_plugin *plugin = &c->manifest->plugins[c->at];
+	struct part *part = &c->plugins[c->at];
+
+	part->cause = *cause;
+	if (may_skip(plugin, cause, opening)) {
+		part->state = PART_SKIPPED;
+		bh_error_note(&part->cause, cause->status,
+			      BH_FACTS_(BH_STR("plugin", plugin->label)));
+		bh_log_error(BH_LOG_WARNING, COMPONENT, "optional plugin skipped", &part->cause);
+		return true;
+	}
+	part->state = PART_FAILED;
+	if (strncmp(cause->id, "option.", 7) == 0)
+		c->bad_setup = true;
+	else
+		c->unavailable = true;
+	bh_error_note(&part->cause, cause->status, BH_FACTS_(BH_STR("plugin", plugin->label)));
+	bh_log_error(BH_LOG_ERROR, COMPONENT,
+		     opening ? "plugin did not open" : "plugin was not loaded", &part->cause);
+	return false;
+}
+
+static void plugin_loaded(struct bh_conductor *c, const struct bh_request *reply)
+{
+	struct part *part = &c->plugins[reply->index];
+	json_t *root = reply->reply ? json_loads(reply->reply, 0, NULL) : NULL;
+	const char *path = NULL, *version = NULL;
+
+	if (root && json_unpack(root, "{s?s, s?s}", "path", &path, "version", &version) == 0) {
+		part->path = path ? strdup(path) : NULL;
+		part->version = version ? strdup(version) : NULL;
+	}
+	json_decref(root);
+	part->pool = reply->pool;
+}
+
+/* Thread creation is the only thing that can fail here; it fails like an open. */
+static void open_plugin(struct bh_conductor *c)
+{
+	struct part *part = &c->plugins[c->at];
+	struct bh_error err = { 0 };
+
+	enter_phase(c, PHASE_PLUGIN_OPEN);
+	part->pool_running = true;
+	if (bh_pool_start(part->pool, &err) == 0)
+		return;
+	part->pool_running = false;
+	if (plugin_failed(c, &err, true)) {
+		c->at++;
+		next_step(c);
+	} else {
+		start_failed(c, "a required plugin is unavailable");
+	}
+}
+
+static void on_plugin_load_reply(struct bh_conductor *c, const struct bh_request *reply)
+{
+	if (reply->status == 0)
+		plugin_loaded(c, reply);
+	if (c->stopping) {
+		/* Its pool was never started: nothing is owed to it. */
+		return;
+	}
+	if (reply->status == 0) {
+		open_plugin(c);
+	} else if (plugin_failed(c, &reply->error, false)) {
+		c->at++;
+		next_step(c);
+	} else {
+		start_failed(c, "a required plugin is unavailable");
+	}
+}
+
+/* ---- start: apps ----------------------------------------------------------------------------- */
+
+static void app_failed(struct bh_conductor *c, const struct bh_error *cause, const char *message)
+{
+	struct part *part = &c->apps[c->at];
+
+	part->state = PART_FAILED;
+	part->cause = *cause;
+	bh_error_note(&part->cause, cause->status,
+		      BH_FACTS_(BH_STR("app", c->manifest->apps[c->at].name),
+				BH_STR("object", c->manifest->apps[c->at].object)));
+	bh_log_error(BH_LOG_ERROR, COMPONENT, message, &part->cause);
+	c->bad_setup = true;
+	start_failed(c, message);
+}
+
+static void start_app(struct bh_conductor *c)
+{
+	enter_phase(c, PHASE_APP_START);
+	ask_main(c, BH_REQUEST_APP_START, c->at);
+	arm(c->step_timer, bh_deadline_after((uint64_t)c->manifest->apps[c->at].start_timeout_ns));
+}
+
+static void on_app_load_reply(struct bh_conductor *c, const struct bh_request *reply)
+{
+	struct part *part = &c->apps[reply->index];
+
+	part->constructed = reply->status == 0;
+	if (c->stopping)
+		return;
+	if (reply->status == 0)
+		start_app(c);
+	else
+		app_failed(c, &reply->error, "app did not load");
+}
+
+static void on_app_start_reply(struct bh_conductor *c, const struct bh_request *reply)
+{
+	if (c->stopping)
+		return;
+	if (reply->status < 0) {
+		app_failed(c, &reply->error, "app did not start");
+		return;
+	}
+	c->apps[reply->index].state = PART_UP;
+	bh_log(BH_LOG_INFO, COMPONENT, "app started",
+	       BH_STR("app", c->manifest->apps[reply->index].name));
+	c->at++;
+	next_step(c);
+}
+
+/* ---- start: what comes next ------------------------------------------------------------------ */
+
+static void load_next_app(struct bh_conductor *c)
+{
+	if (c->at == c->manifest->n_apps) {
+		enter_phase(c, PHASE_READY);
+		bh_log(BH_LOG_INFO, COMPONENT, "ready", BH_STR("name", c->manifest->name),
+		       BH_INT("plugins", c->manifest->n_plugins),
+		       BH_INT("apps", c->manifest->n_apps),
+		       BH_STR("socket", c->config.control->socket_path));
+		return;
+	}
+	enter_phase(c, PHASE_APP_LOAD);
+	c->apps[c->at].state = PART_STARTING;
+	c->apps[c->at].asked = true;
+	ask_main(c, BH_REQUEST_APP_LOAD, c->at);
+	arm(c->step_timer, bh_deadline_after((uint64_t)c->manifest->apps[c->at].start_timeout_ns));
+}
+
+static void load_next_plugin(struct bh_conductor *c)
+{
+	if (c->at == c->manifest->n_plugins) {
+		c->at = 0;
+		enter_phase(c, PHASE_APP_LOAD);
+		load_next_app(c);
+		return;
+	}
+	enter_phase(c, PHASE_PLUGIN_LOAD);
+	c->plugins[c->at].state = PART_STARTING;
+	bh_log(BH_LOG_INFO, COMPONENT, "loading plugin",
+	       BH_STR("plugin", c->manifest->plugins[c->at].label));
+	ask_main(c, BH_REQUEST_PLUGIN_LOAD, c->at);
+}
+
+/* ---- stop: apps ------------------------------------------------------------------------------ */
+
+/* At most half of what is left, so that the pools get their share: the total wins over the sum. */
+static struct bh_deadline app_stop_deadline(const struct bh_conductor *c)
+{
+	uint64_t left = bh_deadline_left_ns(c->total);
+
+	if (c->hurry)
+		return bh_deadline_after(0);
+	return bh_deadline_min(
+		bh_deadline_after((uint64_t)c->manifest->apps[c->at].stop_timeout_ns),
+		bh_deadline_after(left / 2));
+}
+
+static void stop_pools(struct bh_conductor *c);
+
+/* Stops the app `at` or the first one before it that is owed a stop; then the pools. */
+static void stop_apps(struct bh_conductor *c)
+{
+	for (;; c->at--) {
+		struct part *part = &c->apps[c->at];
+
+		if (c->at < c->manifest->n_apps && part->asked && part->state != PART_DOWN) {
+			enter_phase(c, PHASE_APP_STOP);
+			if (part->state != PART_FAILED)
+				part->state = PART_STOPPING;
+			ask_main(c, BH_REQUEST_APP_STOP, c->at);
+			arm(c->step_timer, app_stop_deadline(c));
+			return;
+		}
+		if (c->at == 0)
+			break;
+	}
+	stop_pools(c);
+}
+
+static void app_is_down(struct bh_conductor *c)
+{
+	struct part *part = &c->apps[c->at];
+
+	if (part->state != PART_FAILED)
+		part->state = PART_DOWN;
+	part->asked = false;
+	if (c->at == 0) {
+		stop_pools(c);
+	} else {
+		c->at--;
+		stop_apps(c);
+	}
+}
+
+static void on_app_stop_reply(struct bh_conductor *c, const struct bh_request *reply)
+{
+	const char *name = c->manifest->apps[reply->index].name;
+
+	if (reply->status < 0)
+		bh_log_error(BH_LOG_ERROR, COMPONENT, "app did not stop cleanly", &reply->error);
+	bh_log(BH_LOG_INFO, COMPONENT, "app stopped", BH_STR("app", name));
+	app_is_down(c);
+}
+
+/* Main owes an answer and its time is up: have it cancelled, then interrupt it, then go on without.
+ */
+static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conductor *))
+{
+	unsigned n = c->nudges++;
+
+	if (n == 0 && c->waiting) {
+		atomic_store_explicit(&c->waiting->given_up, true, memory_order_relaxed);
+		ask_main(c, BH_REQUEST_GIVE_UP, 0);
+		arm(c->step_timer, bh_deadline_min(bh_deadline_after(ANSWER_GRACE_NS), c->total));
+	} else if (n <= NUDGES_MAX && !c->main_stuck) {
+		bh_log(BH_LOG_WARNING, COMPONENT, "main does not answer: interrupting it",
+		       BH_STR("phase", phase_name(c->phase)), BH_STR("waiting_for", subject(c)));
+		c->config.control->interrupt_main();
+		arm(c->step_timer, bh_deadline_min(bh_deadline_after(NUDGE_EVERY_NS), c->total));
+	} else {
+		if (!c->main_stuck)
+			bh_log(BH_LOG_ERROR, COMPONENT, "main is stuck: going on without it",
+			       BH_STR("phase", phase_name(c->phase)),
+			       BH_STR("waiting_for", subject(c)));
+		c->main_stuck = true;
+		without(c);
+	}
+}
+
+/* ---- stop: pools ----------------------------------------------------------------------------- */
+
+struct pool_times {
+	struct bh_deadline drain, cancel, give_up;
+};
+
+/* A tenth of the whole, at most a second, is kept for each of: telling tasks to end, workers to
+ * end, and Python's end. */
+static struct pool_times pool_times(const struct bh_conductor *c, uint64_t drain_timeout_ns)
+{
+	uint64_t tenth = (uint64_t)c->manifest->shutdown_timeout_ns / 10;
+	uint64_t grace = tenth < BH_NS_PER_S ? tenth : BH_NS_PER_S;
+	uint64_t line = c->total.at_ns - grace; /* pools are over by then */
+	uint64_t now = bh_now_ns();
+	uint64_t latest = line > now + 2 * grace ? line - 2 * grace : now;
+	struct pool_times t;
+
+	t.drain = c->hurry ? bh_deadline_after(0) : bh_deadline_after(drain_timeout_ns);
+	t.drain = bh_deadline_min(t.drain, (struct bh_deadline){ latest });
+	t.cancel.at_ns = t.drain.at_ns + grace;
+	t.give_up.at_ns = t.cancel.at_ns + grace;
+	return t;
+}
+
+static struct part *part_of_pool(struct bh_conductor *c, const struct bh_pool *pool,
+				 uint32_t *ret_index)
+{
+	for (uint32_t i = 0; i < c->manifest->n_plugins; i++) {
+		if (c->plugins[i].pool == pool) {
+			*ret_index = i;
+			return &c->plugins[i];
+		}
+	}
+	return NULL;
+}
+
+static void ask_pool(struct bh_conductor *c)
+{
+	uint32_t index;
+	struct part *part = part_of_pool(c, c->stopping_pool, &index);
+	struct pool_times t =
+		pool_times(c, part ? (uint64_t)c->manifest->plugins[index].drain_timeout_ns : 0);
+
+	bh_pool_stop(c->stopping_pool, t.drain, t.cancel);
+	arm(c->step_timer, t.give_up);
+}
+
+static void leave_loop(struct bh_conductor *c);
+
+/* The next pool in reverse load order that was started; main leaves its loop after the last. */
+static void stop_pools(struct bh_conductor *c)
+{
+	struct bh_pool *pool;
+	struct part *part;
+	uint32_t index;
+
+	while ((pool = bh_exit_registry_take_last(c->config.control->registry))) {
+		part = part_of_pool(c, pool, &index);
+		if (!part || !part->pool_running)
+			continue;
+		enter_phase(c, PHASE_POOL_STOP);
+		c->stopping_pool = pool;
+		if (part->state == PART_UP)
+			part->state = PART_STOPPING;
+		ask_pool(c);
+		return;
+	}
+	leave_loop(c);
+}
+
+static void log_pool_end(struct bh_conductor *c, const struct bh_pool *pool,
+			 const struct part *part, enum bh_pool_state state)
+{
+	struct bh_pool_books b;
+	struct bh_error cause;
+
+	bh_pool_books(part->pool, &b);
+	if (b.abandoned)
+		c->abandoned = true;
+	if (bh_pool_cause(part->pool, &cause))
+		bh_log_error(BH_LOG_ERROR, "pool", "pool ended with a cause", &cause);
+	bh_log(BH_LOG_INFO, "pool", "pool closed", BH_STR("pool", bh_pool_label(pool)),
+	       BH_STR("state", bh_pool_state_name(state)), BH_INT("submitted", b.submitted),
+	       BH_INT("done", b.done), BH_INT("failed", b.failed), BH_INT("cancelled", b.cancelled),
+	       BH_INT("deadline", b.deadline), BH_INT("abandoned", b.abandoned));
+}
+
+static void pool_is_over(struct bh_conductor *c, struct part *part)
+{
+	part->pool_running = false;
+	if (part->state == PART_STOPPING)
+		part->state = PART_DOWN;
+	if (c->stopping_pool == part->pool) {
+		c->stopping_pool = NULL;
+		stop_pools(c);
+	}
+}
+
+static bool state_is_end(enum bh_pool_state state)
+{
+	return state == BH_POOL_CLEAN || state == BH_POOL_FAILED || state == BH_POOL_BUILD_FAILED;
+}
+
+/* Joins every supervisor that has published its end: no waiting here (SUP-9: an expired deadline
+ * tries once); one that is not quite gone yet is tried again a moment later. */
+static void join_ended(struct bh_conductor *c)
+{
+	bool again = false;
+
+	for (uint32_t i = 0; i < c->manifest->n_plugins; i++) {
+		struct part *part = &c->plugins[i];
+		enum bh_pool_state state;
+		struct bh_error err = { 0 };
+
+		if (!part->pool_running)
+			continue;
+		state = bh_pool_state(part->pool);
+		if (!state_is_end(state))
+			continue;
+		if (bh_pool_join(part->pool, bh_deadline_after(0), &err) == -ETIMEDOUT) {
+			again = true;
+			continue;
+		}
+		bh_exit_registry_remove(c->config.control->registry, part->pool);
+		log_pool_end(c, part->pool, part, state);
+		pool_is_over(c, part);
+	}
+	if (again)
+		arm(c->join_timer, bh_deadline_after(JOIN_RETRY_NS));
+}
+
+static void on_join_timer(evutil_socket_t fd, short what, void *arg)
+{
+	(void)fd;
+	(void)what;
+	join_ended(arg);
+}
+
+static void log_wedge(const struct bh_pool *pool, const json_t *report)
+{
+	json_t *threads = report ? json_object_get(report, "threads") : NULL;
+	const char *step = "";
+	json_t *row;
+	size_t i;
+
+	if (report)
+		json_unpack((json_t *)report, "{s?s}", "step", &step);
+	bh_log(BH_LOG_ERROR, COMPONENT, "pool is wedged", BH_STR("pool", bh_pool_label(pool)),
+	       BH_STR("step", step), BH_INT("threads", json_array_size(threads)));
+	json_array_foreach(threads, i, row)
+	{
+		const char *thread = "", *op = "";
+		json_int_t tid = 0, task = 0, worker = -1;
+		double since = 0;
+		char since_text[32], stack[2048];
+
+		json_unpack(row, "{s?s, s?I, s?I, s?s, s?I, s?F}", "thread", &thread, "tid", &tid,
+			    "worker", &worker, "op", &op, "task", &task, "since_s", &since);
+		snprintf(since_text, sizeof(since_text), "%.3f", since);
+		bh_stack_render((uint32_t)tid, bh_deadline_after(200 * BH_NS_PER_MS), stack,
+				sizeof(stack));
+		bh_log(BH_LOG_ERROR, COMPONENT, "stuck thread", BH_STR("pool", bh_pool_label(pool)),
+		       BH_STR("thread", thread), BH_INT("tid", tid), BH_INT("worker", worker),
+		       BH_STR("op", op), BH_INT("task", task), BH_STR("for_s", since_text),
+		       BH_STR("stack", stack));
+	}
+}
+
+/* EXIT-4 */
+static void give_pool_up(struct bh_conductor *c)
+{
+	struct bh_pool *pool = c->stopping_pool;
+	json_t *report = NULL;
+	uint32_t index;
+	struct part *part = part_of_pool(c, pool, &index);
+
+	if (!bh_pool_give_up(pool, &report)) {
+		join_ended(c); /* it ended in the same moment */
+		return;
+	}
+	c->wedged = true;
+	log_wedge(pool, report);
+	json_decref(report);
+	log_pool_end(c, pool, part, BH_POOL_WEDGED);
+	pool_is_over(c, part);
+}
+
+/* ---- stop: Python ---------------------------------------------------------------------------- */
+
+static void leave_loop(struct bh_conductor *c)
+{
+	enter_phase(c, PHASE_LEAVE);
+	if (!c->main_up)
+		return; /* the milestone comes, or the total timer */
+	ask_main(c, BH_REQUEST_LEAVE, 0);
+	arm(c->step_timer, bh_deadline_min(bh_deadline_after(LEAVE_GRACE_NS),
+					   bh_deadline_after(bh_deadline_left_ns(c->total) / 2)));
+}
+
+static void wait_for_total(struct bh_conductor *c)
+{
+	(void)c; /* nothing else can be done for a main that is stuck: on_total_timer */
+}
+
+static void begin_stop(struct bh_conductor *c)
+{
+	if (c->manifest->n_apps && c->main_up) {
+		c->at = (uint32_t)c->manifest->n_apps - 1;
+		stop_apps(c);
+	} else {
+		stop_pools(c);
+	}
+}
+
+bool bh_conductor_stop(struct bh_conductor *c, const char *why, bool hurry)
+{
+	if (c->phase == PHASE_OVER)
+		return false;
+	if (c->stopping) {
+		if (!hurry || c->hurry)
+			return false;
+		bh_log(BH_LOG_WARNING, COMPONENT, "stopping at once: drain deadlines are now",
+		       BH_STR("why", why));
+		c->hurry = true;
+		if (c->phase == PHASE_APP_STOP && !c->nudges)
+			arm(c->step_timer, bh_deadline_after(0));
+		else if (c->phase == PHASE_POOL_STOP)
+			ask_pool(c);
+		return false;
+	}
+	c->stopping = true;
+	c->hurry = hurry;
+	bh_log(BH_LOG_INFO, COMPONENT, "stopping", BH_STR("why", why),
+	       BH_STR("phase", phase_name(c->phase)));
+	c->total = bh_deadline_after((uint64_t)c->manifest->shutdown_timeout_ns);
+	atomic_store_explicit(c->config.control->stop_deadline_ns, c->total.at_ns,
+			      memory_order_relaxed);
+	arm(c->total_timer, c->total);
+	begin_stop(c);
+	return true;
+}
+
+/* ---- events ---------------------------------------------------------------------------------- */
+
+static void next_step(struct bh_conductor *c)
+{
+	switch (c->phase) {
+	case PHASE_BOOT:
+	case PHASE_PLUGIN_LOAD:
+	case PHASE_PLUGIN_OPEN:
+		load_next_plugin(c);
+		return;
+	case PHASE_APP_LOAD:
+	case PHASE_APP_START:
+		load_next_app(c);
+		return;
+	case PHASE_READY:
+	case PHASE_APP_STOP:
+	case PHASE_POOL_STOP:
+	case PHASE_LEAVE:
+	case PHASE_PYTHON_END:
+	case PHASE_GATE:
+	case PHASE_FINALIZE:
+	case PHASE_OVER:
+		break;
+	}
+	bh_unreachable();
+}
+
+static void on_reply(struct bh_request *request)
+{
+	struct bh_conductor *c = request->done_arg;
+	bool awaited = c->waiting == request;
+
+	if (awaited)
+		c->waiting = NULL;
+	switch (request->kind) {
+	case BH_REQUEST_PLUGIN_LOAD:
+		on_plugin_load_reply(c, request);
+		break;
+	case BH_REQUEST_APP_LOAD:
+		on_app_load_reply(c, request);
+		break;
+	case BH_REQUEST_APP_START:
+		on_app_start_reply(c, request);
+		break;
+	case BH_REQUEST_APP_STOP:
+		if (awaited) /* else it is a late one of an app that was given up */
+			on_app_stop_reply(c, request);
+		break;
+	case BH_REQUEST_GIVE_UP:
+	case BH_REQUEST_LEAVE:
+		break; /* the milestone LEFT_LOOP says it */
+	case BH_REQUEST_APP_CALL:
+		bh_unreachable(); /* answered by the admin API */
+	}
+	bh_request_free(request);
+}
+
+static void start_is_late(struct bh_conductor *c)
+{
+	struct bh_error err = { 0 };
+
+	bh_error_raise(&err, -ETIMEDOUT, "app.start-timeout",
+		       BH_FACTS_(BH_INT("timeout_ms",
+					c->manifest->apps[c->at].start_timeout_ns / 1000000)));
+	app_failed(c, &err, "app did not start in time");
+}
+
+static void on_step_timer(evutil_socket_t fd, short what, void *arg)
+{
+	struct bh_conductor *c = arg;
+
+	(void)fd;
+	(void)what;
+	switch (c->phase) {
+	case PHASE_APP_LOAD:
+	case PHASE_APP_START:
+		start_is_late(c);
+		return;
+	case PHASE_APP_STOP:
+		nudge_main(c, app_is_down);
+		return;
+	case PHASE_POOL_STOP:
+		give_pool_up(c);
+		return;
+	case PHASE_LEAVE:
+		nudge_main(c, wait_for_total);
+		return;
+	case PHASE_BOOT:
+	case PHASE_PLUGIN_LOAD:
+	case PHASE_PLUGIN_OPEN:
+	case PHASE_READY:
+	case PHASE_PYTHON_END:
+	case PHASE_GATE:
+	case PHASE_FINALIZE:
+	case PHASE_OVER:
+		break;
+	}
+	bh_unreachable();
+}
+
+static void pool_failed_while_up(struct bh_conductor *c, struct part *part)
+{
+	if (part->pool_failed_seen || !bh_pool_cause(part->pool, &part->cause))
+		return;
+	part->pool_failed_seen = true;
+	part->state = PART_FAILED;
+	bh_log_error(BH_LOG_ERROR, COMPONENT, "pool failed", &part->cause);
+	if (c->manifest->on_pool_failure != BH_EXIT_HOST)
+		return;
+	c->unavailable = true;
+	bh_conductor_stop(c, "a pool failed and on_pool_failure is exit", false);
+}
+
+void bh_conductor_pool_event(struct bh_conductor *c, struct bh_pool *pool, enum bh_pool_state state)
+{
+	uint32_t index;
+	struct part *part = part_of_pool(c, pool, &index);
+	struct bh_error cause = { 0 };
+
+	if (!part)
+		return;
+	if (state == BH_POOL_READY) {
+		part->state = c->stopping ? PART_STOPPING : PART_UP;
+		bh_log(BH_LOG_INFO, COMPONENT, "pool ready", BH_STR("pool", bh_pool_label(pool)),
+		       BH_INT("workers", bh_pool_workers(pool)));
+		if (c->phase == PHASE_PLUGIN_OPEN && c->at == index && !c->stopping) {
+			c->at++;
+			next_step(c);
+		}
+		return;
+	}
+	if (state == BH_POOL_FAILED && !c->stopping)
+		pool_failed_while_up(c, part);
+	if (state == BH_POOL_BUILD_FAILED && !c->stopping && c->phase == PHASE_PLUGIN_OPEN &&
+	    c->at == index) {
+		bh_pool_cause(pool, &cause);
+		join_ended(c);
+		if (plugin_failed(c, &cause, true)) {
+			c->at++;
+			next_step(c);
+		} else {
+			start_failed(c, "a required plugin is unavailable");
+		}
+		return;
+	}
+	join_ended(c);
+}
+
+void bh_conductor_exit_asked(struct bh_conductor *c, int status, const char *app)
+{
+	char why[128];
+
+	snprintf(why, sizeof(why), "SystemExit(%d) in app %s", status, app ? app : "?");
+	if (!c->stopping || c->app_status == 0)
+		c->app_status = status >= 0 && status <= 63 ? status : 1;
+	bh_conductor_stop(c, why, false);
+}
+
+static void log_milestone(const char *message, const struct bh_error *cause)
+{
+	if (bh_error_is_set(cause))
+		bh_log_error(BH_LOG_ERROR, COMPONENT, message, cause);
+	else
+		bh_log(BH_LOG_INFO, COMPONENT, message);
+}
+
+void bh_conductor_milestone(struct bh_conductor *c, enum bh_milestone milestone,
+			    const struct bh_error *cause)
+{
+	switch (milestone) {
+	case BH_MILESTONE_PYTHON_UP:
+		c->main_up = true;
+		if (!c->stopping)
+			next_step(c);
+		else if (c->phase == PHASE_LEAVE)
+			leave_loop(c);
+		return;
+	case BH_MILESTONE_PYTHON_FAILED:
+		log_milestone("python did not start", cause);
+		c->bad_setup = true;
+		over(c);
+		return;
+	case BH_MILESTONE_LEFT_LOOP:
+		enter_phase(c, PHASE_PYTHON_END);
+		return;
+	case BH_MILESTONE_PYTHON_ENDED:
+		log_milestone("python ended: threads joined, atexit functions run", cause);
+		enter_phase(c, PHASE_GATE);
+		return;
+	case BH_MILESTONE_GATE_CLOSED:
+		log_milestone("gate closed: nobody is inside the interpreter", cause);
+		enter_phase(c, PHASE_FINALIZE);
+		return;
+	case BH_MILESTONE_GATE_STUCK:
+		log_milestone("gate stuck: the interpreter is not finalized", cause);
+		c->wedged = true;
+		over(c);
+		return;
+	case BH_MILESTONE_FINALIZED:
+		log_milestone(bh_error_is_set(cause) ? "Py_FinalizeEx reported an error"
+						     : "Py_FinalizeEx returned 0",
+			      cause);
+		if (bh_error_is_set(cause))
+			c->wedged = true;
+		over(c);
+		return;
+	}
+	bh_unreachable();
+}
+
+/* ---- looking --------------------------------------------------------------------------------- */
+
+bool bh_conductor_is_ready(const struct bh_conductor *c)
+{
+	if (c->phase != PHASE_READY || c->stopping)
+		return false;
+	for (size_t i = 0; i < c->manifest->n_plugins; i++)
+		if (c->plugins[i].state == PART_FAILED)
+			return false;
+	return true;
+}
+
+bool bh_conductor_is_stopping(const struct bh_conductor *c)
+{
+	return c->stopping;
+}
+
+static void add_reason(json_t *reasons, const char *kind, const char *name, const struct part *part)
+{
+	char cause[512] = "";
+
+	if (part->state == PART_UP || part->state == PART_SKIPPED)
+		return;
+	if (bh_error_is_set(&part->cause))
+		bh_error_render(&part->cause, cause, sizeof(cause));
+	json_array_append_new(reasons, json_sprintf("%s %s: %s%s%s", kind, name,
+						    part_state_name(part->state),
+						    cause[0] ? ": " : "", cause));
+}
+
+json_t *bh_conductor_unready_reasons(const struct bh_conductor *c)
+{
+	json_t *reasons = json_array();
+
+	if (c->stopping)
+		json_array_append_new(reasons, json_string("stopping"));
+	else if (c->phase == PHASE_BOOT)
+		json_array_append_new(reasons, json_string("python: starting"));
+	for (size_t i = 0; i < c->manifest->n_plugins; i++)
+		add_reason(reasons, "plugin", c->manifest->plugins[i].label, &c->plugins[i]);
+	for (size_t i = 0; i < c->manifest->n_apps; i++)
+		add_reason(reasons, "app", c->manifest->apps[i].name, &c->apps[i]);
+	return reasons;
+}
+
+static json_t *render_cause(const struct part *part)
+{
+	char text[1024];
+
+	if (!bh_error_is_set(&part->cause))
+		return json_null();
+	bh_error_render(&part->cause, text, sizeof(text));
+	return json_string(text);
+}
+
+static json_t *render_plugin(const struct bh_conductor *c, size_t i)
+{
+	const struct part *part = &c->plugins[i];
+
+	return json_pack("{s:s, s:s?, s:s?, s:s, s:s?, s:b, s:o}", "label",
+			 c->manifest->plugins[i].label, "version", part->version, "path",
+			 part->path, "state", part_state_name(part->state), "pool",
+			 part->pool ? bh_pool_state_name(bh_pool_state(part->pool)) : NULL,
+			 "optional", c->manifest->plugins[i].optional, "error", render_cause(part));
+}
+
+json_t *bh_conductor_render(const struct bh_conductor *c)
+{
+	const char *state = c->stopping		      ? "stopping"
+			    : c->phase == PHASE_READY ? "ready"
+						      : "starting";
+	json_t *plugins = json_array(), *apps = json_array();
+
+	for (size_t i = 0; i < c->manifest->n_plugins; i++)
+		json_array_append_new(plugins, render_plugin(c, i));
+	for (size_t i = 0; i < c->manifest->n_apps; i++)
+		json_array_append_new(apps, json_pack("{s:s, s:s, s:s, s:o}", "name",
+						      c->manifest->apps[i].name, "object",
+						      c->manifest->apps[i].object, "state",
+						      part_state_name(c->apps[i].state), "error",
+						      render_cause(&c->apps[i])));
+	return json_pack("{s:s, s:s, s:s, s:o, s:o}", "state", state, "phase", phase_name(c->phase),
+			 "waiting_for", c->phase == PHASE_READY ? "" : subject(c), "plugins",
+			 plugins, "apps", apps);
+}
+
+/* ---- endpoint calls -------------------------------------------------------------------------- */
+
+int bh_conductor_call(struct bh_conductor *c, struct bh_request *request, struct bh_error *err)
+{
+	for (uint32_t i = 0; i < c->manifest->n_apps; i++) {
+		const char *name = c->manifest->apps[i].name;
+
+		if (strcmp(name, request->app) != 0)
+			continue;
+		if (c->stopping || c->apps[i].state != PART_UP) {
+			bh_raise(err, -EAGAIN, c->stopping ? "host.stopping" : "app.not-ready",
+				 BH_STR("app", name),
+				 BH_STR("state", part_state_name(c->apps[i].state)));
+			return 503;
+		}
+		request->index = i;
+		bh_postbox_post(c->config.control->main, &request->message);
+		return 0;
+	}
+	bh_raise(err, -ENOENT, "app.unknown", BH_STR("app", request->app),
+		 BH_STR("accepted", c->manifest->n_apps ? c->manifest->apps[0].name
+							: "the manifest has no app"));
+	return 404;
+}
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+bh_status bh_conductor_new(const struct bh_conductor_config *config,
+			   struct bh_conductor **ret_conductor, struct bh_error *err)
+{
+	struct bh_conductor *c = calloc(1, sizeof(*c));
+	const struct bh_config *manifest = config->control->config;
+
+	if (!c)
+		return bh_raise(err, -ENOMEM, "conductor.alloc");
+	c->config = *config;
+	c->manifest = manifest;
+	c->total = BH_NEVER; /* until a stop begins; nothing waits on it before */
+	c->plugins = calloc(manifest->n_plugins + 1, sizeof(*c->plugins));
+	c->apps = calloc(manifest->n_apps + 1, sizeof(*c->apps));
+	c->step_timer = evtimer_new(config->base, on_step_timer, c);
+	c->join_timer = evtimer_new(config->base, on_join_timer, c);
+	c->total_timer = evtimer_new(config->base, on_total_timer, c);
+	if (!c->plugins || !c->apps || !c->step_timer || !c->join_timer || !c->total_timer) {
+		bh_conductor_free(c);
+		return bh_raise(err, -ENOMEM, "conductor.alloc");
+	}
+	*ret_conductor = c;
+	return 0;
+}
+
+struct bh_conductor *bh_conductor_free(struct bh_conductor *c)
+{
+	if (!c)
+		return NULL;
+	if (c->step_timer)
+		event_free(c->step_timer);
+	if (c->join_timer)
+		event_free(c->join_timer);
+	if (c->total_timer)
+		event_free(c->total_timer);
+	for (size_t i = 0; c->plugins && i < c->manifest->n_plugins; i++) {
+		free(c->plugins[i].path);
+		free(c->plugins[i].version);
+	}
+	free(c->plugins);
+	free(c->apps);
+	free(c);
+	return NULL;
+}
