@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* main - bulkheadd: reads the command line, wires the modules, and walks Python's main thread
+ * through its life. What happens when is the conductor's business (host/control/conductor.c). */
+#include "config.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sysexits.h>
+#include <unistd.h>
+
+#include "host/control/control.h"
+#include "host/control/signals.h"
+#include "host/control/watchdog.h"
+#include "host/core/identity.h"
+#include "host/core/log.h"
+#include "host/core/stack.h"
+#include "host/gil/gil.h"
+#include "host/plugin/module.h"
+#include "host/plugin/note.h"
+#include "host/python/python.h"
+
+#define COMPONENT "main"
+#define EX_WEDGED 70 /* DESIGN's exit statuses are sysexits' where those fit */
+#define LAST_WORDS_NS (500 * BH_NS_PER_MS)
+#define LIST_MAX 64
+
+/* The manifest's table numbers its choices without knowing of host/gil. */
+static_assert(BH_GIL_COUNT == 0 && BH_GIL_LOG == 1 && BH_GIL_ABORT == 2,
+	      "[gil] unsanctioned = count | log | abort");
+
+struct options {
+	const char *files[LIST_MAX], *sets[LIST_MAX], *plugin_dirs[LIST_MAX + 1];
+	size_t n_files, n_sets, n_plugin_dirs;
+	bool check;
+};
+
+struct host {
+	struct bh_config *config;
+	struct bh_views views;
+	struct bh_postbox inbox; /* main's */
+	struct bh_exit_registry *registry;
+	struct bh_control *control;
+	struct bh_watchdog *watchdog;
+	_Atomic(struct bh_module *) *modules; /* manifest order; A: release by main, once each */
+	_Atomic uint64_t stop_deadline_ns;
+	char *socket_path;
+	char **search; /* NULL-terminated, for bh_module_set_search */
+};
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+static void usage(FILE *out)
+{
+	fputs("Usage: bulkheadd -c FILE [-c FILE]… [--set SECTION.KEY=VALUE]…\n"
+	      "                 [--plugin-dir DIR]… [--check] [--version] [--help]\n"
+	      "\n"
+	      "  -c, --config FILE        read this manifest; later files override earlier ones\n"
+	      "      --set S.K=V          override one value, such as \"plugin stream.workers=4\"\n"
+	      "      --plugin-dir DIR     look here first for plugins that are given by name\n"
+	      "      --check              check the manifests and the plugins' notes, then exit\n"
+	      "\n"
+	      "Runs in the foreground. SIGTERM and SIGINT stop it in order; a second one at once.\n"
+	      "Exit status: 0 stopped; 64 usage; 69 a plugin or its device is unavailable;\n"
+	      "70 wedged or internal; 75 tasks were abandoned; 78 manifest, Python or app set-up;\n"
+	      "1 to 63 an app's own sys.exit().\n",
+	      out);
+}
+
+static bool append(const char **list, size_t *n, const char *value)
+{
+	if (*n == LIST_MAX) {
+		fprintf(stderr, "bulkheadd: at most %d of each option are accepted\n", LIST_MAX);
+		return false;
+	}
+	list[(*n)++] = value;
+	return true;
+}
+
+/* An exit status to leave with at once, or -1 to go on. */
+static int parse_options(int argc, char **argv, struct options *o)
+{
+	enum { OPT_SET = 256, OPT_PLUGIN_DIR, OPT_CHECK, OPT_VERSION };
+	static const struct option longs[] = {
+		{ "config", required_argument, NULL, 'c' },
+		{ "set", required_argument, NULL, OPT_SET },
+		{ "plugin-dir", required_argument, NULL, OPT_PLUGIN_DIR },
+		{ "check", no_argument, NULL, OPT_CHECK },
+		{ "version", no_argument, NULL, OPT_VERSION },
+		{ "help", no_argument, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
+	};
+	bool room = true;
+
+	for (int opt; room && (opt = getopt_long(argc, argv, "c:h", longs, NULL)) != -1;) {
+		switch (opt) {
+		case 'c':
+			room = append(o->files, &o->n_files, optarg);
+			break;
+		case OPT_SET:
+			room = append(o->sets, &o->n_sets, optarg);
+			break;
+		case OPT_PLUGIN_DIR:
+			room = append(o->plugin_dirs, &o->n_plugin_dirs, optarg);
+			break;
+		case OPT_CHECK:
+			o->check = true;
+			break;
+		case OPT_VERSION:
+			printf("bulkheadd %s (plugin ABI %u.%u)\n", PACKAGE_VERSION, BH_ABI_MAJOR,
+			       BH_ABI_MINOR);
+			return 0;
+		case 'h':
+			usage(stdout);
+			return 0;
+		default:
+			usage(stderr);
+			return EX_USAGE;
+		}
+	}
+	if (!room)
+		return EX_USAGE;
+	if (optind < argc) {
+		fprintf(stderr, "bulkheadd: unexpected argument \"%s\"\n", argv[optind]);
+		usage(stderr);
+		return EX_USAGE;
+	}
+	if (o->n_files == 0) {
+		fputs("bulkheadd: no manifest: -c FILE is required\n", stderr);
+		usage(stderr);
+		return EX_USAGE;
+	}
+	return -1;
+}
+
+/* ---- set-up ---------------------------------------------------------------------------------- */
+
+/* PLG-1: --plugin-dir, BULKHEAD_PLUGIN_PATH, the installed one. */
+static bool set_search(struct host *host, const struct options *o)
+{
+	const char *env = getenv("BULKHEAD_PLUGIN_PATH");
+	size_t room = o->n_plugin_dirs + 2, n = 0;
+	char *copy, *save = NULL;
+
+	for (const char *p = env; p && *p; p++)
+		room += *p == ':';
+	host->search = calloc(room + 1, sizeof(*host->search));
+	copy = strdup(env ? env : "");
+	if (!host->search || !copy) {
+		free(copy);
+		return false;
+	}
+	for (size_t i = 0; i < o->n_plugin_dirs; i++)
+		host->search[n++] = strdup(o->plugin_dirs[i]);
+	for (char *dir = strtok_r(copy, ":", &save); dir; dir = strtok_r(NULL, ":", &save))
+		host->search[n++] = strdup(dir);
+	host->search[n] = strdup(BH_PLUGINDIR);
+	free(copy);
+	bh_module_set_search((const char *const *)host->search);
+	return true;
+}
+
+static int check_plugins(const struct bh_config *config)
+{
+	int status = 0;
+
+	for (size_t i = 0; i < config->n_plugins; i++) {
+		const struct bh_config_plugin *plugin = &config->plugins[i];
+		bh_auto_mem char *path = NULL;
+		struct bh_error err = { 0 };
+		struct bh_note note;
+		char text[1024];
+
+		if (bh_module_find(plugin, &path, &err) == 0 &&
+		    bh_note_read(path, &note, &err) == 0 && bh_note_check(&note, &err) == 0) {
+			printf("plugin %s: %s, version %s, ABI %u.%u: ok\n", plugin->label, path,
+			       note.version, note.abi >> 16, note.abi & 0xffff);
+			continue;
+		}
+		bh_error_render(&err, text, sizeof(text));
+		fprintf(stderr, "%s:%u: [plugin %s]: %s\n",
+			plugin->origin.file ? plugin->origin.file : "--set", plugin->origin.line,
+			plugin->label, text);
+		if (!plugin->optional || err.status != -ENOENT)
+			status = EX_UNAVAILABLE;
+	}
+	return status;
+}
+
+/* On the pool's supervisor, after it has published. */
+static void announce(struct bh_module *module, enum bh_pool_state state, void *arg)
+{
+	struct host *host = arg;
+
+	bh_control_pool_announce(host->control, bh_module_pool(module), state);
+}
+
+static void load_plugin(struct bh_request *request, void *arg)
+{
+	struct host *host = arg;
+	struct bh_module *module = NULL;
+	json_t *reply;
+
+	request->status =
+		bh_module_load(&host->config->plugins[request->index], &module, &request->error);
+	if (request->status == 0)
+		request->status = bh_exit_registry_add(host->registry, bh_module_pool(module),
+						       &request->error);
+	if (request->status < 0) {
+		bh_module_free(module);
+		bh_request_reply(request);
+		return;
+	}
+	bh_module_set_announce(module, announce, host);
+	reply = json_pack("{s:s, s:s}", "path", bh_module_path(module), "version",
+			  bh_module_version(module));
+	request->reply = reply ? json_dumps(reply, JSON_COMPACT) : NULL;
+	json_decref(reply);
+	request->pool = bh_module_pool(module);
+	atomic_store_explicit(&host->modules[request->index], module, memory_order_release);
+	bh_request_reply(request);
+}
+
+static struct bh_module *find_module(const char *label, void *arg)
+{
+	struct host *host = arg;
+
+	for (size_t i = 0; i < host->config->n_plugins; i++) {
+		struct bh_module *module =
+			atomic_load_explicit(&host->modules[i], memory_order_acquire);
+
+		if (module && strcmp(bh_module_label(module), label) == 0)
+			return module;
+	}
+	return NULL;
+}
+
+static void exit_asked(int status, const char *app, void *arg)
+{
+	struct host *host = arg;
+
+	bh_control_exit_asked(host->control, status, app);
+}
+
+static json_t *render_pools(void *arg)
+{
+	struct host *host = arg;
+	json_t *pools = json_array();
+
+	for (size_t i = 0; i < host->config->n_plugins; i++) {
+		struct bh_module *module =
+			atomic_load_explicit(&host->modules[i], memory_order_acquire);
+
+		if (module)
+			json_array_append_new(pools, bh_pool_render(bh_module_pool(module)));
+	}
+	return json_pack("{s:o}", "pools", pools);
+}
+
+static void sample_gil(uint64_t elapsed_ns, void *arg)
+{
+	(void)arg;
+	bh_gil_sample(elapsed_ns);
+}
+
+static json_t *render_python(void *arg)
+{
+	(void)arg;
+	return json_pack("{s:s}", "version", bh_python_version());
+}
+
+/* What libraries read from the environment must be there before the first thread (PLG-6). */
+static bool set_environment(const struct bh_config *config)
+{
+	for (size_t i = 0; i < config->n_env; i++)
+		if (setenv(config->env[i].name, config->env[i].value, 1) != 0)
+			return false;
+	return true;
+}
+
+static bh_status prepare(struct host *host, struct bh_error *err)
+{
+	bh_status st;
+
+	if (!set_environment(host->config))
+		return bh_raise(err, -ENOMEM, "main.environment");
+	host->modules = calloc(host->config->n_plugins + 1, sizeof(*host->modules));
+	if (!host->modules || asprintf(&host->socket_path, "%s/%s.sock", host->config->runtime_dir,
+				       host->config->name) < 0)
+		return bh_raise(err, -ENOMEM, "main.alloc");
+	st = bh_log_start((enum bh_log_level)host->config->log_level, err);
+	if (st == 0)
+		st = bh_stack_init(err);
+	if (st == 0)
+		st = bh_signals_install(err);
+	if (st == 0)
+		st = bh_identity_tag_control("python", err);
+	if (st == 0)
+		st = bh_postbox_init(&host->inbox, err);
+	if (st == 0)
+		st = bh_exit_registry_new(&host->registry, err);
+	if (st == 0 && pthread_atfork(NULL, NULL, bh_pool_forked) != 0)
+		st = bh_raise(err, -ENOMEM, "main.atfork");
+	bh_gil_set_unsanctioned((enum bh_gil_unsanctioned)host->config->unsanctioned);
+	bh_views_add(&host->views, "pools", render_pools, host);
+	bh_views_add(&host->views, "gil", bh_gil_render, NULL);
+	return st;
+}
+
+static bh_status start_control(struct host *host, struct bh_error *err)
+{
+	const struct bh_control_config config = {
+		.config = host->config,
+		.socket_path = host->socket_path,
+		.version = PACKAGE_VERSION,
+		.views = &host->views,
+		.registry = host->registry,
+		.main = &host->inbox,
+		.interrupt_main = bh_python_interrupt_main,
+		.stop_deadline_ns = &host->stop_deadline_ns,
+	};
+
+	return bh_control_start(&config, &host->control, err);
+}
+
+/* ---- Python's main thread -------------------------------------------------------------------- */
+
+/* From the interpreter's first to its last moment. Returns false when it must not be left by
+ * exit(): something of it may still run. */
+static bool live_in_python(struct host *host)
+{
+	const struct bh_python_config config = {
+		.config = host->config,
+		.inbox = &host->inbox,
+		.package_dir = getenv("BULKHEAD_PACKAGE_DIR") ? getenv("BULKHEAD_PACKAGE_DIR")
+							      : BH_PACKAGEDIR,
+		.plugin_load = load_plugin,
+		.find_module = find_module,
+		.exit_asked = exit_asked,
+		.arg = host,
+	};
+	struct bh_error err = { 0 };
+	struct bh_deadline until;
+	bool clean;
+
+	if (bh_python_start(&config, &err) < 0) {
+		bh_control_report(host->control, BH_MILESTONE_PYTHON_FAILED, &err);
+		return false;
+	}
+	bh_views_add(&host->views, "python", render_python, NULL);
+	if (bh_watchdog_start((uint64_t)host->config->sample_interval_ns, sample_gil, NULL,
+			      &host->watchdog, &err) < 0) {
+		bh_log_error(BH_LOG_WARNING, COMPONENT, "GIL use is not sampled", &err);
+		bh_error_clear(&err);
+	}
+	bh_control_report(host->control, BH_MILESTONE_PYTHON_UP, NULL);
+	if (bh_python_serve(&err) < 0) {
+		bh_control_report(host->control, BH_MILESTONE_PYTHON_FAILED, &err);
+		return false;
+	}
+	bh_control_report(host->control, BH_MILESTONE_LEFT_LOOP, NULL);
+	bh_python_end();
+	bh_control_report(host->control, BH_MILESTONE_PYTHON_ENDED, NULL);
+	until.at_ns = atomic_load_explicit(&host->stop_deadline_ns, memory_order_relaxed);
+	if (bh_gil_gate_close(until, &err) < 0) {
+		bh_control_report(host->control, BH_MILESTONE_GATE_STUCK, &err);
+		return false;
+	}
+	bh_control_report(host->control, BH_MILESTONE_GATE_CLOSED, NULL);
+	clean = bh_python_finalize(&err) == 0;
+	bh_control_report(host->control, BH_MILESTONE_FINALIZED, &err);
+	return clean;
+}
+
+/* ---- the end --------------------------------------------------------------------------------- */
+
+/* What was posted to main after it had left its loop: the asker is gone too. */
+static void drain_inbox(struct bh_postbox *inbox)
+{
+	struct bh_message *message = bh_postbox_take(inbox);
+
+	while (message) {
+		struct bh_request *request = bh_container_of(message, struct bh_request, message);
+
+		message = message->next;
+		bh_request_free(request);
+	}
+}
+
+static void release(struct host *host)
+{
+	if (host->registry) { /* the last that prepare() makes */
+		drain_inbox(&host->inbox);
+		bh_postbox_fini(&host->inbox);
+		/* A plugin whose load ended after the stop had begun: its pool was never started. */
+		while (bh_exit_registry_take_last(host->registry))
+			;
+		bh_exit_registry_free(host->registry);
+	}
+	for (size_t i = 0; host->modules && i < host->config->n_plugins; i++)
+		bh_module_free(atomic_load_explicit(&host->modules[i], memory_order_relaxed));
+	free(host->modules);
+	free(host->socket_path);
+	for (size_t i = 0; host->search && host->search[i]; i++)
+		free(host->search[i]);
+	free(host->search);
+	host->config = bh_config_free(host->config);
+}
+
+static int run(struct host *host)
+{
+	struct bh_error err = { 0 };
+	bool clean;
+	int status;
+
+	if (prepare(host, &err) < 0) {
+		bh_log_error(BH_LOG_ERROR, COMPONENT, "start failed", &err);
+		bh_log_flush(bh_deadline_after(LAST_WORDS_NS));
+		return EX_WEDGED;
+	}
+	bh_log(BH_LOG_INFO, COMPONENT, "starting", BH_STR("name", host->config->name),
+	       BH_STR("version", PACKAGE_VERSION), BH_INT("pid", getpid()));
+	if (start_control(host, &err) < 0) {
+		bh_log_error(BH_LOG_ERROR, COMPONENT, "the control loop did not start", &err);
+		bh_log_flush(bh_deadline_after(LAST_WORDS_NS));
+		return EX_CONFIG;
+	}
+	clean = live_in_python(host);
+	status = bh_control_join(host->control);
+	bh_watchdog_stop(host->watchdog);
+	if (bh_watchdog_join(host->watchdog, bh_deadline_after(LAST_WORDS_NS), &err) < 0)
+		clean = false;
+	bh_log(BH_LOG_INFO, COMPONENT, "stopped", BH_INT("status", status));
+	bh_log_stop(bh_deadline_after(LAST_WORDS_NS));
+	/* EXIT-3, EXIT-4: a thread that did not end must not meet the destructors of its libraries.
+	 */
+	if (!clean || status == EX_WEDGED)
+		_exit(status);
+	return status;
+}
+
+int main(int argc, char **argv)
+{
+	static struct host host = { .stop_deadline_ns = UINT64_MAX };
+	struct options options = { 0 };
+	struct bh_error err = { 0 };
+	int status = parse_options(argc, argv, &options);
+	int faults;
+
+	if (status >= 0)
+		return status;
+	if (bh_gil_init(&err) < 0) {
+		bh_log_error(BH_LOG_ERROR, COMPONENT, "this interpreter cannot be hosted", &err);
+		return EX_CONFIG;
+	}
+	faults = bh_config_load(options.files, options.n_files, options.sets, options.n_sets,
+				stderr, &host.config);
+	if (faults != 0) {
+		if (faults > 0)
+			fprintf(stderr, "bulkheadd: %d fault%s in the manifest\n", faults,
+				faults == 1 ? "" : "s");
+		else
+			fprintf(stderr, "bulkheadd: %s\n", strerror(-faults));
+		return EX_CONFIG;
+	}
+	if (!set_search(&host, &options)) {
+		fputs("bulkheadd: out of memory\n", stderr);
+		return EX_WEDGED;
+	}
+	if (options.check) {
+		status = check_plugins(host.config);
+		if (status == 0)
+			puts("ok");
+	} else {
+		status = run(&host);
+	}
+	if (host.config)
+		release(&host);
+	return status;
+}
