@@ -353,7 +353,16 @@ void bh_show_result(FILE *out, const json_t *reply)
 	putc('\n', out);
 }
 
-static void facts_write(FILE *out, json_t *facts)
+/* A message that was made of an error's own facts says them already. */
+static bool says(const char *message, const char *key)
+{
+	char fact[64];
+
+	snprintf(fact, sizeof(fact), "%s=", key);
+	return strstr(message, fact) != NULL;
+}
+
+static void facts_write(FILE *out, json_t *facts, const char *message)
 {
 	const char *key, *separator = " (";
 	json_t *value;
@@ -362,26 +371,33 @@ static void facts_write(FILE *out, json_t *facts)
 	{
 		bh_auto_mem char *text = NULL;
 
+		if (says(message, key))
+			continue;
 		if (!json_is_string(value))
 			text = bh_ctl_must(json_dumps(value, JSON_ENCODE_ANY));
 		fprintf(out, "%s%s=%s", separator, key, text ? text : json_string_value(value));
 		separator = " ";
 	}
-	fputs(json_object_size(facts) ? ")" : "", out);
+	fputs(*separator == ' ' && separator[1] ? "" : ")", out);
 }
 
 bool bh_show_error(const json_t *reply)
 {
 	const json_t *error = json_object_get(reply, "error");
 	bh_auto_mem char *text = NULL;
+	const char *code, *message;
 	size_t size;
 	FILE *line;
 
 	if (!has_string(error, "code") && !has_string(error, "message"))
 		return false;
 	line = bh_ctl_must(open_memstream(&text, &size));
-	fprintf(line, "%s: %s", string_of(error, "code"), string_of(error, "message"));
-	facts_write(line, json_object_get(error, "facts"));
+	code = string_of(error, "code");
+	message = string_of(error, "message");
+	if (strncmp(message, code, strlen(code)) != 0)
+		fprintf(line, "%s: ", code);
+	fputs(message, line);
+	facts_write(line, json_object_get(error, "facts"), message);
 	bh_ctl_must(fclose(line) == 0 ? text : NULL);
 	bh_ctl_complain("%s", text);
 	return true;

@@ -16,7 +16,8 @@ void bh_show_pools(FILE *out, const json_t *reply);
 void bh_show_gil(FILE *out, const json_t *reply);
 /* What an endpoint returned, indented. */
 void bh_show_result(FILE *out, const json_t *reply);
-/* "code: message (key=value …)" of {"error": …}, on stderr. False: the reply has no such thing. */
+/* "code: message (key=value …)" of {"error": …}, on stderr; what the message says already is not said
+ * again. False: the reply has no such thing. */
 bool bh_show_error(const json_t *reply);
 
 #endif

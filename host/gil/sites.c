@@ -67,7 +67,7 @@ static struct site_class host_site_class(enum bh_gil_host_site site)
 	case BH_SITE_DRAIN:
 		return (struct site_class){ "host.drain", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_WORKER_INIT:
-		return (struct site_class){ "host.worker_init", BH_SITE_DATA_ONLY };
+		return (struct site_class){ "host.worker-init", BH_SITE_DATA_ONLY };
 	case BH_SITE_STOP:
 		return (struct site_class){ "host.stop", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_TEST:

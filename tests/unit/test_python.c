@@ -619,11 +619,11 @@ static void batches(void)
 
 	NEED_HOST();
 	drains = entries_at("host.drain");
-	workers = entries_at("host.worker_init");
+	workers = entries_at("host.worker-init");
 	CU_ASSERT_TRUE(call("batches", "", 200, "ok"));
 	drains = entries_at("host.drain") - drains;
 	CU_ASSERT_TRUE(drains > 0 && drains < 2200); /* fewer entries than outcomes */
-	CU_ASSERT_EQUAL(entries_at("host.worker_init"), workers);
+	CU_ASSERT_EQUAL(entries_at("host.worker-init"), workers);
 	/* The workers of a pool without sites have never been inside. */
 	CU_ASSERT_FALSE(bh_gil_unsanctioned_count());
 }
