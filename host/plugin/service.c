@@ -549,6 +549,32 @@ static void service_report_failed(struct bh_context *ctx, bh_status status, cons
 	pool_drop(ctx);
 }
 
+/* RI-6 */
+static bh_status service_adopt_thread(struct bh_context *ctx)
+{
+	const struct bh_identity *self = bh_identity_get();
+	struct bh_pool *pool = pool_take(ctx);
+	struct bh_error err = { 0 };
+	bh_status st = 0;
+	uint32_t id;
+
+	if (!pool)
+		return -ESHUTDOWN;
+	id = bh_pool_id(pool);
+	pool_drop(ctx);
+	if (self->plane == BH_PLANE_DATA && self->pool_id == id)
+		return 0;
+	if (self->plane != BH_PLANE_NONE)
+		st = bh_raise(&err, -EEXIST, "plugin.adopt", BH_STR("plugin", ctx->label),
+			      BH_STR("plane", bh_plane_name(self->plane)),
+			      BH_STR("owner", self->label));
+	else
+		st = bh_identity_tag_data(ctx->label, id, BH_WORKER_NONE, &err);
+	if (st < 0)
+		bh_log_error(BH_LOG_ERROR, "plugin", "a thread was not adopted", &err);
+	return st;
+}
+
 const struct bh_services bh_service_table = {
 	.size = sizeof(struct bh_services),
 	.abi = BH_ABI,
@@ -573,4 +599,5 @@ const struct bh_services bh_service_table = {
 	.run_gil = service_run_gil,
 	.call_object = service_call_object,
 	.report_failed = service_report_failed,
+	.adopt_thread = service_adopt_thread,
 };

@@ -295,6 +295,12 @@ struct bh_services {
 	 * apps are told. Thread: any. Asks and returns. */
 	void (*report_failed)(struct bh_context *ctx, bh_status status, const char *id,
 			      const struct bh_fact *facts, uint32_t n_facts);
+
+	/* The calling thread, which the plugin or a library of its made, belongs to the plugin's
+	 * pool from now on (RI-6): its GIL use is accounted under the pool's label, and it may not
+	 * be adopted by another. Call it first thing on that thread; once more is fine. -EEXIST: the
+	 * thread belongs to somebody already. -ESHUTDOWN: the pool has ended. */
+	bh_status (*adopt_thread)(struct bh_context *ctx);
 };
 
 /* ---- the descriptor -------------------------------------------------------------------------- */

@@ -5,6 +5,8 @@ import random
 import threading
 import time
 
+import pytest
+
 from conftest import SLOW, until
 
 HOLD = """
@@ -234,3 +236,18 @@ def test_gil5_a_foreign_thread_meets_the_gate_at_every_moment_of_the_stop(host):
         time.sleep(chance.uniform(0, 0.1))
         assert h.stop() == 0
         assert h.find("Py_FinalizeEx returned 0")
+
+
+@pytest.mark.parametrize("adopt, plane, label", [("no", "none", ""), ("yes", "data", "foreign")])
+def test_ri6_a_plugins_own_thread_is_nobodys_until_it_is_adopted(host, adopt, plane, label):
+    h = host(
+        f"[plugin foreign]\nlibrary = t_foreign\nadopt = {adopt}\n[app app]\nobject = app:App\n",
+        {"app.py": "class App:\n    pass\n"},
+    )
+
+    def own():
+        rows = h.get("/v1/gil").json["threads"]
+        return [(r["plane"], r["label"] or "") for r in rows if r["thread"] == "t_foreign"]
+
+    until(lambda: own() == [(plane, label)], what="the plugin's thread in the account")
+    assert h.stop() == 0

@@ -4,6 +4,7 @@
  *
  * The functions are looked up at run time, as a plugin links no libpython; the host's own, which it
  * exports to account for such calls, come first. */
+#define _GNU_SOURCE
 #include <bulkhead/plugin.h>
 
 #include <dlfcn.h>
@@ -16,6 +17,8 @@
 
 struct foreign {
 	const struct bh_services *host;
+	struct bh_context *ctx;
+	int adopt;
 	pthread_t thread;
 	atomic_int stop;
 	atomic_llong rounds;
@@ -28,6 +31,10 @@ static void *loop(void *arg)
 	struct foreign *f = arg;
 	const struct timespec pause = { 0, 300000 };
 
+	pthread_setname_np(pthread_self(), "t_foreign");
+	/* Twice: the second time is fine too. */
+	if (f->adopt && (f->host->adopt_thread(f->ctx) < 0 || f->host->adopt_thread(f->ctx) < 0))
+		return NULL;
 	while (!atomic_load(&f->stop)) {
 		int state = f->ensure();
 
@@ -55,6 +62,8 @@ static bh_status foreign_open(struct bh_context *ctx, const struct bh_services *
 	if (!f)
 		return host->fail(ctx, -ENOMEM, "t_foreign.alloc", NULL, 0);
 	f->host = host;
+	f->ctx = ctx;
+	f->adopt = (int)host->option_int(ctx, "adopt");
 	if (!find(&f->ensure, "PyGILState_Ensure") || !find(&f->release, "PyGILState_Release")) {
 		free(f);
 		return host->fail(ctx, -ENOSYS, "t_foreign.no-python", NULL, 0);
@@ -88,6 +97,13 @@ static bh_status run_rounds(void *state, struct bh_task *task, const struct bh_v
 	return f->host->result(task, &n);
 }
 
+static const struct bh_option options[] = {
+	{ .name = "adopt",
+	  .type = BH_OPT_BOOL,
+	  .preset = "no",
+	  .doc = "Have the host adopt the thread." },
+};
+
 static const struct bh_op ops[] = {
 	{ .name = "rounds",
 	  .ret = "int",
@@ -101,7 +117,7 @@ BH_PLUGIN("t_foreign", "1.0") = {
 	.workers = { .min = 1, .preset = 1, .max = 1 },
 	.progress_threads = 0,
 	.sites = BH_NO_TABLE,
-	.options = BH_NO_TABLE,
+	.options = BH_TABLE(options),
 	.ops = BH_TABLE(ops),
 	.open = foreign_open,
 	.close = foreign_close,
