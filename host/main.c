@@ -389,6 +389,12 @@ static void drain_inbox(struct bh_postbox *inbox)
 	}
 }
 
+static void release_modules(struct host *host)
+{
+	for (size_t i = 0; host->modules && i < host->config->n_plugins; i++)
+		bh_module_free(atomic_exchange(&host->modules[i], NULL));
+}
+
 static void release(struct host *host)
 {
 	if (host->registry) { /* the last that prepare() makes */
@@ -399,8 +405,7 @@ static void release(struct host *host)
 			;
 		bh_exit_registry_free(host->registry);
 	}
-	for (size_t i = 0; host->modules && i < host->config->n_plugins; i++)
-		bh_module_free(atomic_load_explicit(&host->modules[i], memory_order_relaxed));
+	release_modules(host);
 	free(host->modules);
 	free(host->socket_path);
 	for (size_t i = 0; host->search && host->search[i]; i++)
@@ -432,11 +437,14 @@ static int run(struct host *host)
 	bh_watchdog_stop(host->watchdog);
 	if (bh_watchdog_join(host->watchdog, bh_deadline_after(LAST_WORDS_NS), &err) < 0)
 		clean = false;
+	clean = clean && status != EX_WEDGED;
+	if (clean)
+		release_modules(host); /* what that has to say comes before the last line */
 	bh_log(BH_LOG_INFO, COMPONENT, "stopped", BH_INT("status", status));
 	bh_log_stop(bh_deadline_after(LAST_WORDS_NS));
 	/* EXIT-3, EXIT-4: a thread that did not end must not meet the destructors of its libraries.
 	 */
-	if (!clean || status == EX_WEDGED)
+	if (!clean)
 		_exit(status);
 	return status;
 }

@@ -72,7 +72,7 @@ struct bh_conductor {
 	bool stopping; /* a stop was asked for; also before the phase follows */
 	bool hurry;
 	bool main_up;		     /* main serves requests */
-	bool main_stuck;	     /* it did not react to interrupts */
+	bool main_stuck;	     /* it did not react to interrupts, nor answer since */
 	uint32_t at;		     /* the plugin or app that the phase is about */
 	struct part *plugins, *apps; /* owned, manifest order */
 	struct bh_request *waiting;  /* borrowed: the request that the phase waits for, NULL when
@@ -464,7 +464,7 @@ static struct bh_deadline app_stop_deadline(const struct bh_conductor *c)
 {
 	uint64_t left = bh_deadline_left_ns(c->total);
 
-	if (c->hurry)
+	if (c->hurry || c->main_stuck)
 		return bh_deadline_after(0);
 	return bh_deadline_min(
 		bh_deadline_after((uint64_t)c->manifest->apps[c->at].stop_timeout_ns),
@@ -524,7 +524,7 @@ static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conduct
 {
 	unsigned n = c->nudges++;
 
-	if (n == 0 && c->waiting) {
+	if (n == 0 && c->waiting && !c->main_stuck) {
 		atomic_store_explicit(&c->waiting->given_up, true, memory_order_relaxed);
 		ask_main(c, BH_REQUEST_GIVE_UP, 0);
 		arm(c->step_timer, bh_deadline_min(bh_deadline_after(ANSWER_GRACE_NS), c->total));
@@ -555,15 +555,16 @@ static struct pool_times pool_times(const struct bh_conductor *c, uint64_t drain
 {
 	uint64_t tenth = (uint64_t)c->manifest->shutdown_timeout_ns / 10;
 	uint64_t grace = tenth < BH_NS_PER_S ? tenth : BH_NS_PER_S;
-	uint64_t line = c->total.at_ns - grace; /* pools are over by then */
-	uint64_t now = bh_now_ns();
-	uint64_t latest = line > now + 2 * grace ? line - 2 * grace : now;
+	uint64_t left = bh_deadline_left_ns(c->total);
+	uint64_t line = left > 2 * grace ? left - grace : left / 2; /* pools are over by then */
+	uint64_t latest = line > 2 * grace ? line - 2 * grace : 0;
 	struct pool_times t;
 
-	t.drain = c->hurry ? bh_deadline_after(0) : bh_deadline_after(drain_timeout_ns);
-	t.drain = bh_deadline_min(t.drain, (struct bh_deadline){ latest });
-	t.cancel.at_ns = t.drain.at_ns + grace;
-	t.give_up.at_ns = t.cancel.at_ns + grace;
+	t.give_up = bh_deadline_after(line);
+	t.drain = bh_deadline_after(c->hurry ? 0 : drain_timeout_ns);
+	t.drain = bh_deadline_min(t.drain, bh_deadline_after(latest));
+	t.cancel = bh_deadline_min((struct bh_deadline){ t.drain.at_ns + grace }, t.give_up);
+	t.give_up = bh_deadline_min((struct bh_deadline){ t.cancel.at_ns + grace }, t.give_up);
 	return t;
 }
 
@@ -817,6 +818,7 @@ static void on_reply(struct bh_request *request)
 	struct bh_conductor *c = request->done_arg;
 	bool awaited = c->waiting == request;
 
+	c->main_stuck = false;
 	if (awaited)
 		c->waiting = NULL;
 	switch (request->kind) {
