@@ -18,6 +18,7 @@
 #include "host/core/log.h"
 #include "host/core/stack.h"
 #include "host/gil/gil.h"
+#include "host/plugin/boundary.h"
 #include "host/plugin/module.h"
 #include "host/plugin/note.h"
 #include "host/python/python.h"
@@ -109,8 +110,9 @@ static int parse_options(int argc, char **argv, struct options *o)
 			o->check = true;
 			break;
 		case OPT_VERSION:
-			printf("bulkheadd %s (plugin ABI %u.%u)\n", PACKAGE_VERSION, BH_ABI_MAJOR,
-			       BH_ABI_MINOR);
+			printf("bulkheadd %s (plugin ABI %u.%u; C++ exceptions of plugins %s)\n",
+			       PACKAGE_VERSION, BH_ABI_MAJOR, BH_ABI_MINOR,
+			       bh_boundary_catches() ? "are caught" : "end the process");
 			return 0;
 		case 'h':
 			usage(stdout);

@@ -3,15 +3,19 @@
  *
  * Thread: as struct bh_backend says for each. GIL: not held. Blocks: as long as the plugin does.
  * Keeps:  GIL-8 (a worker's thread state exists before and after the plugin's part of its life),
- *         PLG-6, SUP-5 (what a callback returns becomes an error that names plugin and step). */
+ *         PLG-6, SUP-5 (what a callback returns or throws becomes an error that names plugin and
+ *         step). */
 #include "config.h"
 
 #include "host/plugin/backend.h"
 
 #include <errno.h>
+#include <string.h>
 
 #include "host/core/log.h"
 #include "host/gil/gil.h"
+#include "host/plugin/boundary.h"
+#include "host/plugin/name.h"
 #include "host/plugin/surroundings.h"
 
 #define COMPONENT "plugin"
@@ -21,10 +25,22 @@ static const struct bh_plugin *plugin_of(const struct bh_context *context)
 	return &context->descriptor->plugin;
 }
 
+/* What the plugin said by fail() before it threw stays the error; the exception joins it. */
+static bh_status raise_thrown(const struct bh_thrown *thrown, struct bh_error *err)
+{
+	const char *what =
+		bh_utf8_valid(thrown->what, strlen(thrown->what)) ? thrown->what : "(not UTF-8)";
+
+	bh_raise(err, -EPROTO, "plugin.exception");
+	return bh_note(err, -EPROTO, BH_STR("exception", thrown->type), BH_STR("what", what));
+}
+
 /* What a callback returned, and what it said by fail(), made one: either both or neither. */
 static bh_status finish(const struct bh_context *context, const char *step, bh_status st,
-			struct bh_error *err)
+			const struct bh_thrown *thrown, struct bh_error *err)
 {
+	if (thrown->thrown)
+		st = raise_thrown(thrown, err);
 	if (st == 0) {
 		if (bh_error_is_set(err)) {
 			bh_note(err, err->status, BH_STR("plugin", context->label),
@@ -48,26 +64,29 @@ static bh_status backend_open(void *self, struct bh_error *err)
 {
 	struct bh_context *context = self;
 	struct bh_surroundings before;
+	struct bh_thrown thrown;
 	bh_status st;
 
 	bh_surroundings_save(&before);
 	context->seen = true;
 	bh_service_begin(context, err);
-	st = plugin_of(context)->open(context, &bh_service_table, &context->state);
+	st = bh_boundary_open(plugin_of(context), context, &bh_service_table, &context->state,
+			      &thrown);
 	bh_service_end();
 	bh_surroundings_restore(&before, context->label, "open"); /* PLG-6 */
-	return finish(context, "open", st, err);
+	return finish(context, "open", st, &thrown, err);
 }
 
 static bh_status backend_close(void *self, struct bh_error *err)
 {
 	struct bh_context *context = self;
+	struct bh_thrown thrown;
 	bh_status st;
 
 	bh_service_begin(context, err);
-	st = plugin_of(context)->close(context->state);
+	st = bh_boundary_close(plugin_of(context), context->state, &thrown);
 	bh_service_end();
-	return finish(context, "close", st, err);
+	return finish(context, "close", st, &thrown, err);
 }
 
 static bool takes_gil(const struct bh_context *context)
@@ -78,6 +97,7 @@ static bool takes_gil(const struct bh_context *context)
 static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_error *err)
 {
 	struct bh_context *context = self;
+	struct bh_thrown thrown;
 	bh_status st;
 
 	if (takes_gil(context)) {
@@ -89,9 +109,9 @@ static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_err
 	if (!plugin_of(context)->worker_start)
 		return 0;
 	bh_service_begin(context, err);
-	st = plugin_of(context)->worker_start(context->state, worker);
+	st = bh_boundary_worker(plugin_of(context)->worker_start, context->state, worker, &thrown);
 	bh_service_end();
-	st = finish(context, "worker_start", st, err);
+	st = finish(context, "worker_start", st, &thrown, err);
 	if (st < 0 && takes_gil(context))
 		bh_gil_worker_stop();
 	return st;
@@ -100,13 +120,15 @@ static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_err
 static bh_status backend_worker_stop(void *self, uint32_t worker, struct bh_error *err)
 {
 	struct bh_context *context = self;
+	struct bh_thrown thrown;
 	bh_status st = 0;
 
 	if (plugin_of(context)->worker_stop) {
 		bh_service_begin(context, err);
-		st = plugin_of(context)->worker_stop(context->state, worker);
+		st = bh_boundary_worker(plugin_of(context)->worker_stop, context->state, worker,
+					&thrown);
 		bh_service_end();
-		st = finish(context, "worker_stop", st, err);
+		st = finish(context, "worker_stop", st, &thrown, err);
 	}
 	if (takes_gil(context))
 		bh_gil_worker_stop();
@@ -137,6 +159,7 @@ static bh_status backend_run(void *self, struct bh_task *task)
 	struct bh_context *context = self;
 	const struct bh_args *args = bh_task_args(task);
 	struct bh_service_run run = { .context = context, .task = task };
+	struct bh_thrown thrown;
 	bh_status st;
 
 	/* The submitter has checked both against the signature (host/python). */
@@ -145,23 +168,40 @@ static bh_status backend_run(void *self, struct bh_task *task)
 	assert((args ? args->n : 0) == run.op->signature.n);
 
 	bh_service_run_begin(&run);
-	st = run.op->op->run(context->state, task, args ? args->v : NULL);
+	st = bh_boundary_run(run.op->op, context->state, task, args ? args->v : NULL, &thrown);
 	bh_service_run_end(&run);
+	if (thrown.thrown)
+		return raise_thrown(&thrown, bh_task_error(task));
 	return finish_run(&run, st);
+}
+
+/* A callback that has no status to fail by fails its pool. The pool outlives its own threads. */
+static void fail_pool(struct bh_context *context, const char *step, const struct bh_thrown *thrown)
+{
+	struct bh_error cause = { .status = 0 };
+
+	(void)finish(context, step, 0, thrown, &cause);
+	bh_pool_fail(context->pool, &cause);
 }
 
 static void backend_cancel(void *self, uint64_t task_id)
 {
 	struct bh_context *context = self;
+	struct bh_thrown thrown;
 
-	plugin_of(context)->cancel(context->state, task_id);
+	bh_boundary_cancel(plugin_of(context), context->state, task_id, &thrown);
+	if (thrown.thrown)
+		fail_pool(context, "cancel", &thrown);
 }
 
 static void backend_progress(void *self, uint32_t thread, int stop_fd)
 {
 	struct bh_context *context = self;
+	struct bh_thrown thrown;
 
-	plugin_of(context)->progress(context->state, thread, stop_fd);
+	bh_boundary_progress(plugin_of(context), context->state, thread, stop_fd, &thrown);
+	if (thrown.thrown)
+		fail_pool(context, "progress", &thrown);
 }
 
 static const char *backend_op_name(void *self, uint32_t op)

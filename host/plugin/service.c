@@ -19,6 +19,7 @@
 
 #include "host/core/clock.h"
 #include "host/core/log.h"
+#include "host/plugin/boundary.h"
 #include "host/plugin/name.h"
 
 #define COMPONENT "plugin"
@@ -483,6 +484,11 @@ static void render_caller(void *address, char *text, size_t size)
 	snprintf(text, size, "%s+0x%" PRIxPTR, name, (uintptr_t)address - base);
 }
 
+static void leave_scope(void *scope)
+{
+	bh_gil_leave(scope);
+}
+
 static bh_status service_run_gil(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg),
 				 void *arg)
 {
@@ -502,8 +508,7 @@ static bh_status service_run_gil(struct bh_context *ctx, uint32_t site, void (*f
 	st = bh_gil_enter(ctx->sites[site], *caller ? caller : NULL, &scope, &err);
 	if (st < 0)
 		return st;
-	fn(arg);
-	bh_gil_leave(&scope);
+	bh_boundary_scoped(fn, arg, leave_scope, &scope);
 	return 0;
 }
 
