@@ -179,6 +179,9 @@ static void arm(struct event *timer, struct bh_deadline until)
 	struct timeval tv = { (time_t)(left / BH_NS_PER_S),
 			      (suseconds_t)(left % BH_NS_PER_S / 1000) };
 
+	/* The loop's clock stands still in a callback, and one that takes stacks is a long one: a
+	 * timer armed by that clock would fire early. */
+	event_base_update_cache_time(event_get_base(timer));
 	event_add(timer, &tv);
 }
 
@@ -222,6 +225,39 @@ int bh_conductor_exit_status(const struct bh_conductor *c)
 	return c->app_status;
 }
 
+/* All stacks together are worth this: the loop takes them, and nothing else goes on meanwhile. */
+#define STACKS_NS (200 * BH_NS_PER_MS)
+
+static void log_wedge(const struct bh_pool *pool, const json_t *report, struct bh_deadline stacks)
+{
+	json_t *threads = report ? json_object_get(report, "threads") : NULL;
+	const char *step = "";
+	json_t *row;
+	size_t i;
+
+	if (report)
+		json_unpack((json_t *)report, "{s?s}", "step", &step);
+	bh_log(BH_LOG_ERROR, COMPONENT, "pool is wedged", BH_STR("pool", bh_pool_label(pool)),
+	       BH_STR("step", step), BH_INT("threads", json_array_size(threads)));
+	json_array_foreach(threads, i, row)
+	{
+		const char *thread = "", *doing = "", *op = "";
+		json_int_t tid = 0, task = 0, worker = -1;
+		double since = 0;
+		char since_text[32], stack[2048];
+
+		json_unpack(row, "{s?s, s?I, s?s, s?I, s?s, s?I, s?F}", "thread", &thread, "tid",
+			    &tid, "step", &doing, "worker", &worker, "op", &op, "task", &task,
+			    "since_s", &since);
+		snprintf(since_text, sizeof(since_text), "%.3f", since);
+		bh_stack_render((uint32_t)tid, stacks, stack, sizeof(stack));
+		bh_log(BH_LOG_ERROR, COMPONENT, "stuck thread", BH_STR("pool", bh_pool_label(pool)),
+		       BH_STR("thread", thread), BH_INT("tid", tid), BH_STR("step", doing),
+		       BH_INT("worker", worker), BH_STR("op", op), BH_INT("task", task),
+		       BH_STR("for_s", since_text), BH_STR("stack", stack));
+	}
+}
+
 /* Names what main was doing for whom, who holds the GIL, and main's stack. */
 static void report_overdue(struct bh_conductor *c)
 {
@@ -254,8 +290,18 @@ static _Noreturn void leave_hard(struct bh_conductor *c)
 	_exit(70);
 }
 
+static void give_up_overdue(struct bh_pool *pool, struct bh_deadline stacks)
+{
+	json_t *report = NULL;
+
+	if (bh_pool_give_up(pool, &report))
+		log_wedge(pool, report, stacks);
+	json_decref(report);
+}
+
 static void on_total_timer(evutil_socket_t fd, short what, void *arg)
 {
+	struct bh_deadline stacks = bh_deadline_after(STACKS_NS);
 	struct bh_conductor *c = arg;
 
 	(void)fd;
@@ -263,10 +309,10 @@ static void on_total_timer(evutil_socket_t fd, short what, void *arg)
 	c->wedged = true;
 	/* Pools that are still up are given up, so that every task has its outcome in the books. */
 	if (c->stopping_pool)
-		bh_pool_give_up(c->stopping_pool, NULL);
+		give_up_overdue(c->stopping_pool, stacks);
 	for (struct bh_pool *pool;
 	     (pool = bh_exit_registry_take_last(c->config.control->registry));)
-		bh_pool_give_up(pool, NULL);
+		give_up_overdue(pool, stacks);
 	report_overdue(c);
 	leave_hard(c);
 }
@@ -518,6 +564,14 @@ static void on_app_stop_reply(struct bh_conductor *c, const struct bh_request *r
 	app_is_down(c);
 }
 
+/* The nudges of one step take less than half of what is left, so that the pools get their share. */
+static struct bh_deadline nudge_deadline(const struct bh_conductor *c, uint64_t wish_ns)
+{
+	uint64_t share = bh_deadline_left_ns(c->total) / (2 * (NUDGES_MAX + 1));
+
+	return bh_deadline_after(share < wish_ns ? share : wish_ns);
+}
+
 /* Main owes an answer and its time is up: have it cancelled, then interrupt it, then go on without.
  */
 static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conductor *))
@@ -527,12 +581,12 @@ static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conduct
 	if (n == 0 && c->waiting && !c->main_stuck) {
 		atomic_store_explicit(&c->waiting->given_up, true, memory_order_relaxed);
 		ask_main(c, BH_REQUEST_GIVE_UP, 0);
-		arm(c->step_timer, bh_deadline_min(bh_deadline_after(ANSWER_GRACE_NS), c->total));
+		arm(c->step_timer, nudge_deadline(c, ANSWER_GRACE_NS));
 	} else if (n <= NUDGES_MAX && !c->main_stuck) {
 		bh_log(BH_LOG_WARNING, COMPONENT, "main does not answer: interrupting it",
 		       BH_STR("phase", phase_name(c->phase)), BH_STR("waiting_for", subject(c)));
 		c->config.control->interrupt_main();
-		arm(c->step_timer, bh_deadline_min(bh_deadline_after(NUDGE_EVERY_NS), c->total));
+		arm(c->step_timer, nudge_deadline(c, NUDGE_EVERY_NS));
 	} else {
 		if (!c->main_stuck)
 			bh_log(BH_LOG_ERROR, COMPONENT, "main is stuck: going on without it",
@@ -550,21 +604,22 @@ struct pool_times {
 };
 
 /* A tenth of the whole, at most a second, is kept for each of: telling tasks to end, workers to
- * end, and Python's end. */
+ * end, and Python's end. A pool that does not end takes no more than half of what is left: the ones
+ * behind it are closed too. */
 static struct pool_times pool_times(const struct bh_conductor *c, uint64_t drain_timeout_ns)
 {
 	uint64_t tenth = (uint64_t)c->manifest->shutdown_timeout_ns / 10;
 	uint64_t grace = tenth < BH_NS_PER_S ? tenth : BH_NS_PER_S;
-	uint64_t left = bh_deadline_left_ns(c->total);
-	uint64_t line = left > 2 * grace ? left - grace : left / 2; /* pools are over by then */
-	uint64_t latest = line > 2 * grace ? line - 2 * grace : 0;
+	uint64_t line = c->total.at_ns - grace; /* pools are over by then */
+	uint64_t now = bh_now_ns(), share = bh_deadline_left_ns(c->total) / 4;
+	uint64_t latest = line > now + 2 * grace ? line - 2 * grace : now;
 	struct pool_times t;
 
-	t.give_up = bh_deadline_after(line);
-	t.drain = bh_deadline_after(c->hurry ? 0 : drain_timeout_ns);
-	t.drain = bh_deadline_min(t.drain, bh_deadline_after(latest));
-	t.cancel = bh_deadline_min((struct bh_deadline){ t.drain.at_ns + grace }, t.give_up);
-	t.give_up = bh_deadline_min((struct bh_deadline){ t.cancel.at_ns + grace }, t.give_up);
+	t.drain = c->hurry ? bh_deadline_after(0) : bh_deadline_after(drain_timeout_ns);
+	t.drain = bh_deadline_min(t.drain, (struct bh_deadline){ latest });
+	grace = share < grace ? share : grace;
+	t.cancel.at_ns = t.drain.at_ns + grace;
+	t.give_up.at_ns = t.cancel.at_ns + grace;
 	return t;
 }
 
@@ -682,34 +737,11 @@ static void on_join_timer(evutil_socket_t fd, short what, void *arg)
 	join_ended(arg);
 }
 
-static void log_wedge(const struct bh_pool *pool, const json_t *report)
+static struct bh_deadline stacks_deadline(const struct bh_conductor *c)
 {
-	json_t *threads = report ? json_object_get(report, "threads") : NULL;
-	const char *step = "";
-	json_t *row;
-	size_t i;
+	uint64_t half = bh_deadline_left_ns(c->total) / 2;
 
-	if (report)
-		json_unpack((json_t *)report, "{s?s}", "step", &step);
-	bh_log(BH_LOG_ERROR, COMPONENT, "pool is wedged", BH_STR("pool", bh_pool_label(pool)),
-	       BH_STR("step", step), BH_INT("threads", json_array_size(threads)));
-	json_array_foreach(threads, i, row)
-	{
-		const char *thread = "", *op = "";
-		json_int_t tid = 0, task = 0, worker = -1;
-		double since = 0;
-		char since_text[32], stack[2048];
-
-		json_unpack(row, "{s?s, s?I, s?I, s?s, s?I, s?F}", "thread", &thread, "tid", &tid,
-			    "worker", &worker, "op", &op, "task", &task, "since_s", &since);
-		snprintf(since_text, sizeof(since_text), "%.3f", since);
-		bh_stack_render((uint32_t)tid, bh_deadline_after(200 * BH_NS_PER_MS), stack,
-				sizeof(stack));
-		bh_log(BH_LOG_ERROR, COMPONENT, "stuck thread", BH_STR("pool", bh_pool_label(pool)),
-		       BH_STR("thread", thread), BH_INT("tid", tid), BH_INT("worker", worker),
-		       BH_STR("op", op), BH_INT("task", task), BH_STR("for_s", since_text),
-		       BH_STR("stack", stack));
-	}
+	return bh_deadline_after(half < STACKS_NS ? half : STACKS_NS);
 }
 
 /* EXIT-4 */
@@ -725,7 +757,7 @@ static void give_pool_up(struct bh_conductor *c)
 		return;
 	}
 	c->wedged = true;
-	log_wedge(pool, report);
+	log_wedge(pool, report, stacks_deadline(c));
 	json_decref(report);
 	log_pool_end(c, pool, part, BH_POOL_WEDGED);
 	pool_is_over(c, part);
