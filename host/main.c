@@ -363,9 +363,9 @@ static bool live_in_python(struct host *host)
 		return false;
 	}
 	bh_control_report(host->control, BH_MILESTONE_LEFT_LOOP, NULL);
-	bh_python_end();
-	bh_control_report(host->control, BH_MILESTONE_PYTHON_ENDED, NULL);
 	until.at_ns = atomic_load_explicit(&host->stop_deadline_ns, memory_order_relaxed);
+	bh_python_end(until);
+	bh_control_report(host->control, BH_MILESTONE_PYTHON_ENDED, NULL);
 	if (bh_gil_gate_close(until, &err) < 0) {
 		bh_control_report(host->control, BH_MILESTONE_GATE_STUCK, &err);
 		return false;

@@ -256,12 +256,13 @@ static void log_raised(const char *message)
 	Py_XDECREF(exception);
 }
 
-void bh_python_end(void)
+void bh_python_end(struct bh_deadline until)
 {
 	PyObject *result;
 
 	bh_gil_main_enter(BH_SITE_STOP);
-	result = PyObject_CallMethod(python.host, "end", NULL);
+	result = PyObject_CallMethod(python.host, "end", "d",
+				     (double)bh_deadline_left_ns(until) / BH_NS_PER_S);
 	if (!result)
 		log_raised("Python's end was cut short");
 	Py_XDECREF(result);

@@ -6,6 +6,7 @@
 #ifndef BH_HOST_PYTHON_PYTHON_H
 #define BH_HOST_PYTHON_PYTHON_H
 
+#include "host/core/clock.h"
 #include "host/core/post.h"
 #include "host/manifest/config.h"
 
@@ -32,8 +33,9 @@ bh_status bh_python_start(const struct bh_python_config *config,
 /* Runs the asyncio loop and serves the inbox until BH_REQUEST_LEAVE. */
 bh_status bh_python_serve(struct bh_error *err) BH_MUST_CHECK;
 /* Python's own end: threading._shutdown, atexit functions, the release queue. May hang on user
- * code: the conductor's deadline covers it. */
-void bh_python_end(void);
+ * code: the conductor's deadline covers it, and shortly before `until` the log names what it waits
+ * for. */
+void bh_python_end(struct bh_deadline until);
 /* Py_FinalizeEx, after the gate has closed. 0, or -EIO when it reported an error. */
 bh_status bh_python_finalize(struct bh_error *err) BH_MUST_CHECK;
 

@@ -353,8 +353,10 @@ class _Main:
         if self.leave_at_last is not None:
             self.leave_at_last.cancel()
 
-    def end(self) -> None:
-        for step in (self.cancel_leftovers, self.close, threading._shutdown, atexit._run_exitfuncs, _flush):
+    def end(self, left: float) -> None:
+        watch = _EndWatch(left)
+        for step in (self.cancel_leftovers, self.close, watch.start, threading._shutdown, atexit._run_exitfuncs, _flush,
+                     watch.stop):  # fmt: skip
             try:
                 step()
             except SystemExit as error:
@@ -382,6 +384,40 @@ class _Main:
         _pool._set_host_loop(None)
         asyncio.set_event_loop(None)
         self.loop.close()
+
+
+class _EndWatch:
+    """Says, shortly before the host leaves without it, for whom Python's end waits."""
+
+    def __init__(self, left: float) -> None:
+        self.left = left  # seconds until the host leaves
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.run, name="bh-end", daemon=True)  # a daemon: not waited for
+
+    def start(self) -> None:
+        if self.left < threading.TIMEOUT_MAX:
+            self.thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        if self.thread.ident is not None:
+            self.thread.join(1.0)
+
+    def run(self) -> None:
+        if self.over.wait(self.left - min(0.5, self.left / 4)):
+            return
+        main = threading.main_thread()
+        waited_for = [t for t in threading.enumerate() if not t.daemon and t is not main]
+        if waited_for:
+            _log(_bulkhead.ERROR, f"Python waits for threads that are no daemons: {', '.join(t.name for t in waited_for)}")
+        frames = sys._current_frames()
+        for thread in (main, *waited_for):
+            frame = frames.get(thread.ident or 0)
+            if frame is None:
+                continue
+            _log(_bulkhead.ERROR, f"Python does not end; thread {thread.name} (most recent call last):")
+            for line in "".join(traceback.format_stack(frame)).rstrip("\n").split("\n"):
+                _log(_bulkhead.ERROR, line)
 
 
 class _NotFound(Exception):
@@ -439,11 +475,12 @@ def serve() -> None:
     _main.serve()
 
 
-def end() -> None:
-    """Python's own end: threads are joined, atexit functions run. May take as long as they like."""
+def end(left: float) -> None:
+    """Python's own end: threads are joined, atexit functions run. May take as long as they like; after `left`
+    seconds the host leaves without it, and whom it waited for has been said before."""
     assert _main is not None
     try:
-        _main.end()
+        _main.end(left)
     finally:
         # Finalization puts back what has a Python handler: an interrupt would then end the process.
         signal.signal(_bulkhead.INTERRUPT_SIGNAL, signal.SIG_IGN)

@@ -72,7 +72,7 @@ static bh_status carry_out(enum order order, struct bh_error *err)
 	case ORDER_SERVE:
 		return bh_python_serve(err);
 	case ORDER_END:
-		bh_python_end();
+		bh_python_end(BH_NEVER);
 		return 0;
 	case ORDER_CLOSE:
 		return bh_gil_gate_close(bh_deadline_after(PATIENCE_NS), err);
