@@ -122,8 +122,11 @@ static bh_status bad_open(struct bh_context *ctx, const struct bh_services *host
 
 static bh_status bad_close(void *state)
 {
-	wedge_if(state, "close");
-	free(state);
+	struct bad *bad = state;
+
+	bad->host->log(bad->ctx, BH_LOG_INFO, "bad_worker is closed", NULL, 0);
+	wedge_if(bad, "close");
+	free(bad);
 	return 0;
 }
 
