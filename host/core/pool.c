@@ -130,6 +130,13 @@ static bh_status check_config(const struct bh_pool_config *config, struct bh_err
 		st = check_range(config, "reserve", config->reserve, 0, QUEUE_MAX, err);
 	if (st < 0)
 		return st;
+	if (config->has_nice && (config->nice < -20 || config->nice > 19))
+		return bh_raise(err, -EINVAL, "pool.config", BH_STR("pool", config->label),
+				BH_STR("key", "nice"), BH_INT("value", config->nice),
+				BH_INT("min", -20), BH_INT("max", 19));
+	if (config->cpus && bh_cpus_count(config->cpus) == 0)
+		return bh_raise(err, -EINVAL, "pool.config", BH_STR("pool", config->label),
+				BH_STR("key", "cpus"), BH_STR("accepted", "at least one CPU"));
 	if (!backend || !backend->open || !backend->close || !backend->run || !backend->op_name ||
 	    (config->n_progress > 0 && !backend->progress))
 		return bh_raise(err, -EINVAL, "pool.backend", BH_STR("pool", config->label),
@@ -226,6 +233,11 @@ bh_status bh_pool_new(const struct bh_pool_config *config, struct bh_pool **ret_
 	pool->n_threads = config->n_workers + config->n_progress;
 	pool->queue = config->queue;
 	pool->reserve = config->reserve;
+	pool->has_cpus = config->cpus;
+	if (config->cpus)
+		pool->cpus = *config->cpus;
+	pool->has_nice = config->has_nice;
+	pool->nice = config->nice;
 	/* Places are bounded by queue + reserve at admission; beyond them there are only the
 	 * outermost tasks of the workers, one each (see bh_task_start_locked). */
 	pool->n_tasks = config->queue + config->reserve + config->n_workers;

@@ -18,6 +18,7 @@
 #include <stdatomic.h>
 
 #include "host/core/clock.h"
+#include "host/core/cpus.h"
 #include "host/core/list.h"
 #include "host/core/value.h"
 
@@ -80,6 +81,12 @@ struct bh_pool_config {
 	uint32_t n_progress; /* 0 … 64 */
 	uint32_t queue;	     /* tasks that may wait or be pending, 1 … 1 << 20 */
 	uint32_t reserve;    /* places more for clean-up tasks */
+	/* What each thread of the pool, the supervisor excepted, gives itself before it runs
+	 * anything of the backend; one that cannot fails the build. NULL: the CPUs of its maker;
+	 * false: the main thread's nice value. */
+	const struct bh_cpus *cpus; /* copied; not empty */
+	bool has_nice;
+	int nice; /* -20 … 19 */
 	const struct bh_backend *backend;
 	void *backend_self;
 	/* Called after Ready or an end state has been published, by whoever published it and

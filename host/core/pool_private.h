@@ -112,6 +112,9 @@ struct bh_pool {
 	char label[BH_LABEL_MAX];			/* I: copied (RI-5) */
 	uint32_t id;					/* I: from 1, never used again */
 	uint32_t n_workers, n_progress, queue, reserve; /* I */
+	bool has_cpus, has_nice;			/* I */
+	struct bh_cpus cpus;				/* I: with has_cpus */
+	int nice;					/* I: with has_nice */
 	const struct bh_backend *backend;		/* I: borrowed, outlives the pool */
 	void *backend_self;				/* I */
 	void (*announce)(struct bh_pool *pool, enum bh_pool_state state, void *arg); /* I */

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "host/core/log.h"
@@ -320,20 +321,17 @@ static bool make_threads(struct bh_pool *pool, uint32_t from, uint32_t to, void 
 static bool all_have_begun_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
 static bool all_have_begun_locked(struct bh_pool *pool)
 {
-	for (uint32_t i = 0; i < pool->n_workers; i++)
+	for (uint32_t i = 0; i < pool->n_threads; i++)
 		if (pool->threads[i].step == BH_THREAD_STARTING)
 			return false;
 	return true;
 }
 
-/* SUP-2: ready only once every worker says so; a failed one leaves the cause. */
-static bool build_workers(struct bh_pool *pool)
+/* SUP-2: ready only once every thread says so; a failed one leaves the cause. */
+static bool wait_begun(struct bh_pool *pool)
 {
 	bool wanted;
 
-	enter_step(pool, "worker_start");
-	if (!make_threads(pool, 0, pool->n_workers, bh_worker_main))
-		return false;
 	bh_mutex_lock(&pool->lock);
 	/* No deadline: the conductor has one for the whole start, and gives the pool up when it
 	 * passes. */
@@ -342,6 +340,12 @@ static bool build_workers(struct bh_pool *pool)
 	wanted = build_is_wanted_locked(pool);
 	bh_mutex_unlock(&pool->lock);
 	return wanted;
+}
+
+static bool build_workers(struct bh_pool *pool)
+{
+	enter_step(pool, "worker_start");
+	return make_threads(pool, 0, pool->n_workers, bh_worker_main) && wait_begun(pool);
 }
 
 static bool build_progress(struct bh_pool *pool)
@@ -356,7 +360,8 @@ static bool build_progress(struct bh_pool *pool)
 		fail_build(pool, bh_raise(&err, -errno, "pool.eventfd"), "progress", &err);
 		return false;
 	}
-	return make_threads(pool, pool->n_workers, pool->n_threads, bh_progress_main);
+	return make_threads(pool, pool->n_workers, pool->n_threads, bh_progress_main) &&
+	       wait_begun(pool);
 }
 
 static bool build_is_wanted(struct bh_pool *pool)
@@ -675,10 +680,22 @@ static void supervisor_lost(void *arg)
 	publish_end(pool);
 }
 
+/* A nice value is a thread's own and goes to the threads it makes: a pool must not be as eager as
+ * the control loop because that is where it was asked for. */
+static void take_nice_of_process(void)
+{
+	int nice = getpriority(PRIO_PROCESS, (id_t)getpid()); /* the main thread's */
+
+	/* Without permission for a lower one it stays as eager as its maker. */
+	if (nice != getpriority(PRIO_PROCESS, 0))
+		(void)setpriority(PRIO_PROCESS, (id_t)gettid(), nice);
+}
+
 static void *supervisor_main(void *arg)
 {
 	struct bh_pool *pool = arg;
 
+	take_nice_of_process();
 	supervised = pool;
 	pthread_cleanup_push(supervisor_lost, pool);
 	if (build(pool)) {

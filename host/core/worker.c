@@ -3,13 +3,14 @@
  *
  * Thread: bh_worker_main() and bh_progress_main() are the threads; the rest is for the thread
  *         itself.
- * Keeps:  RI-3 (tagged before any code of the backend), SUP-5 (a thread that vanishes is
- *         noticed). */
+ * Keeps:  RI-3 (tagged before any code of the backend), SUP-2 (a thread that cannot be set up
+ *         fails the build), SUP-5 (a thread that vanishes is noticed). */
 #include "config.h"
 
 #include "host/core/pool_private.h"
 
 #include <errno.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "host/core/identity.h"
@@ -160,17 +161,50 @@ static void thread_lost(void *arg)
 	fail_and_end(arg, &cause);
 }
 
+/* To Linux a nice value is a thread's own, and 20 - RLIMIT_NICE the lowest that it may take. */
+static bh_status set_nice(int nice, struct bh_error *err)
+{
+	struct rlimit limit = { .rlim_cur = 0 };
+	bh_status st;
+
+	if (setpriority(PRIO_PROCESS, (id_t)gettid(), nice) == 0)
+		return 0;
+	st = -errno;
+	(void)bh_raise(err, st, "pool.nice", BH_INT("nice", nice));
+	if (st != -EACCES && st != -EPERM)
+		return st;
+	(void)getrlimit(RLIMIT_NICE, &limit);
+	return bh_note(err, st, BH_INT("RLIMIT_NICE", limit.rlim_cur),
+		       BH_STR("hint", "below its own nice value a process needs RLIMIT_NICE of at "
+				      "least 20 - nice, or CAP_SYS_NICE"));
+}
+
+/* Where and how eagerly it runs. */
+static bh_status place(const struct bh_pool_thread *thread, struct bh_error *err)
+{
+	const struct bh_pool *pool = thread->pool;
+	bh_status st = 0;
+
+	if (pool->has_cpus)
+		st = bh_cpus_pin(&pool->cpus, err);
+	if (st == 0 && pool->has_nice)
+		st = set_nice(pool->nice, err);
+	return st < 0 ? bh_note(err, st, BH_STR("thread", thread->name)) : 0;
+}
+
 static bh_status begin(struct bh_pool_thread *thread, struct bh_error *err)
 {
 	struct bh_pool *pool = thread->pool;
+	bh_status st;
 
 	self = thread;
 	bh_mutex_lock(&pool->lock);
 	thread->tid = (uint32_t)gettid();
 	bh_mutex_unlock(&pool->lock);
-	return bh_identity_tag_data(pool->label, pool->id,
-				    thread->is_worker ? thread->index : BH_WORKER_NONE,
-				    err); /* RI-3 */
+	st = bh_identity_tag_data(pool->label, pool->id,
+				  thread->is_worker ? thread->index : BH_WORKER_NONE,
+				  err); /* RI-3 */
+	return st == 0 ? place(thread, err) : st;
 }
 
 static bh_status worker_begin(struct bh_pool_thread *thread, struct bh_error *err)
@@ -247,9 +281,12 @@ static void progress_live(struct bh_pool_thread *thread)
 {
 	struct bh_pool *pool = thread->pool;
 	struct bh_error err = { .status = 0 };
+	bh_status st;
 	bool early;
 
-	if (begin(thread, &err) < 0) {
+	st = begin(thread, &err);
+	if (st < 0) {
+		(void)bh_note(&err, st, BH_STR("pool", pool->label), BH_STR("step", "progress"));
 		fail_and_end(thread, &err);
 		return;
 	}

@@ -14,6 +14,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "host/core/cpus.h"
 #include "host/manifest/draft.h"
 #include "host/manifest/runtime_dir.h"
 
@@ -135,6 +136,13 @@ static bool workers_ok(const char *text)
 	struct bh_option_value value;
 
 	return strcmp(text, "auto") == 0 || bh_option_parse(&number, text, &value, NULL) == 0;
+}
+
+static bool cpus_ok(const char *text)
+{
+	struct bh_cpus cpus;
+
+	return bh_cpus_parse(text, &cpus) == 0;
 }
 
 static bool library_ok(const char *text)
@@ -315,6 +323,11 @@ static const struct key_row plugin_rows[] = {
 		 .doc = "Threads that complete pending tasks; preset: the plugin's.") },
 	{ PLUGIN("queue", BH_OPT_INT, queue, .preset = "1024", .min = 1, .max = 1 << 20,
 		 .doc = "Tasks that may wait; past it a submission is refused.") },
+	{ PLUGIN("cpus", BH_OPT_STR, cpus,
+		 .doc = "CPUs that the pool's threads run on; preset: those of the process."),
+	  .check = cpus_ok, .reason = BH_CPUS_REASON, .accepted = BH_CPUS_ACCEPTED },
+	{ PLUGIN("nice", BH_OPT_INT, nice, .min = -20, .max = 19,
+		 .doc = "Nice value of the pool's threads; preset: that of the process.") },
 	{ PLUGIN("drain_timeout", BH_OPT_DURATION, drain_timeout_ns, .preset = "10s", .min = 0,
 		 .max = NS_PER_H, .doc = "How long a stop lets accepted tasks finish.") },
 };
@@ -557,7 +570,9 @@ static bh_status plugin_add(struct bh_config *config, const char *label, struct 
 		return -ENOMEM;
 	config->plugins = plugin;
 	plugin += config->n_plugins++;
-	*plugin = (struct bh_config_plugin){ .label = strdup(label), .progress_threads = -1 };
+	*plugin = (struct bh_config_plugin){ .label = strdup(label),
+					     .progress_threads = -1,
+					     .nice = BH_NICE_KEEP };
 	*ret_object = plugin;
 	return plugin->label ? origin_put(&plugin->origin, place) : -ENOMEM;
 }

@@ -32,6 +32,8 @@ struct bh_config_app {
 	size_t n_options;
 };
 
+#define BH_NICE_KEEP INT64_MIN
+
 struct bh_config_plugin {
 	char *label;
 	struct bh_origin origin;
@@ -40,6 +42,8 @@ struct bh_config_plugin {
 	char *workers;		  /* "auto", a number, or NULL: the plugin's preset */
 	int64_t progress_threads; /* -1: the plugin's */
 	int64_t queue;
+	char *cpus;   /* a list that bh_cpus_parse() takes, or NULL: those of the process */
+	int64_t nice; /* -20 … 19, or BH_NICE_KEEP: that of the process */
 	int64_t drain_timeout_ns;
 	struct bh_config_entry
 		*own; /* keys that are not the host's: checked against the descriptor */

@@ -39,6 +39,7 @@ struct bh_module {
 	struct bh_note note;		       /* I */
 	struct bh_context *context;	       /* I: owned until it is retired */
 	uint32_t n_workers, n_progress;	       /* I */
+	struct bh_cpus cpus;		       /* I: with config->cpus */
 	/* I: set before the pool starts. */
 	void (*announce)(struct bh_module *module, enum bh_pool_state state, void *arg);
 	void *announce_arg;
@@ -232,6 +233,32 @@ static bh_status read_options(struct bh_module *module, struct bh_error *err)
 	return st;
 }
 
+/* The manifest has seen to the form; here what is asked for is held against what there is. */
+static bh_status read_cpus(struct bh_module *module, struct bh_error *err)
+{
+	const char *text = module->config->cpus;
+	struct bh_cpus allowed, missing;
+	char at[PATH_MAX], accepted[128], refused[128];
+	bh_status st;
+
+	if (!text)
+		return 0;
+	st = bh_cpus_parse(text, &module->cpus);
+	if (st == 0)
+		st = bh_cpus_allowed(&allowed, err);
+	if (st < 0)
+		return bh_raise(err, st, "option.cpus", BH_STR("cpus", text));
+	missing = bh_cpus_without(&module->cpus, &allowed);
+	if (bh_cpus_count(&missing) == 0)
+		return 0;
+	render_origin(&module->config->origin, at, sizeof(at));
+	bh_cpus_format(&missing, refused, sizeof(refused));
+	bh_cpus_format(&allowed, accepted, sizeof(accepted));
+	return bh_raise(err, -EINVAL, "option.cpus", BH_STR("section", at), BH_STR("cpus", text),
+			BH_STR("missing", refused), BH_STR("accepted", accepted),
+			BH_STR("hint", "these are the CPUs that this process may run on"));
+}
+
 static bh_status count_threads(struct bh_module *module, struct bh_error *err)
 {
 	const struct bh_plugin *plugin = &module->context->descriptor->plugin;
@@ -245,6 +272,8 @@ static bh_status count_threads(struct bh_module *module, struct bh_error *err)
 		n = strtoul(text, NULL, 10); /* a number: the manifest has seen to it */
 	else if (text || n == 0) {
 		n = bh_surroundings_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
+		if (module->config->cpus && n > bh_cpus_count(&module->cpus))
+			n = bh_cpus_count(&module->cpus);
 		n = n < range->min ? range->min : n > range->max ? range->max : n;
 	}
 	if (n < range->min || n > range->max) {
@@ -291,6 +320,9 @@ static bh_status make_pool(struct bh_module *module, struct bh_error *err)
 		.n_progress = module->n_progress,
 		.queue = (uint32_t)module->config->queue,
 		.reserve = has_cleanup(context->descriptor) ? RESERVE : 0,
+		.cpus = module->config->cpus ? &module->cpus : NULL,
+		.has_nice = module->config->nice != BH_NICE_KEEP,
+		.nice = module->config->nice != BH_NICE_KEEP ? (int)module->config->nice : 0,
 		.backend = &context->backend,
 		.backend_self = context,
 		.announce = module_announce,
@@ -361,6 +393,8 @@ static bh_status load_steps(struct bh_module *module, struct bh_error *err)
 		st = read_descriptor(module, library, err);
 	if (st == 0)
 		st = read_options(module, err);
+	if (st == 0)
+		st = read_cpus(module, err);
 	if (st == 0)
 		st = count_threads(module, err);
 	if (st == 0)

@@ -10,9 +10,7 @@
 #include <sched.h>
 #include <signal.h>
 
-#include "host/core/common.h"
-
-#define BH_CPUS_MAX 8192 /* the most that Linux is built for on any machine we know */
+#include "host/core/cpus.h"
 
 struct bh_surroundings {
 	struct sigaction actions[NSIG];

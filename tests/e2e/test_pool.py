@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Work from Python through a pool of a real plugin, and the account of it."""
 
+import os
+import re
+from pathlib import Path
+
 import pytest
-from conftest import CallError, until
+from conftest import CallError, stage, until
 
 MANIFEST = """
     [plugin count]
@@ -262,3 +266,58 @@ def test_many_calls_at_once_balance(host):
         h.call("unhandled")
     pool = balanced(h)
     assert (pool["done"], pool["failed"]) == (40, 1)
+
+
+PLACED = """
+    [plugin placed]
+    library = t_count
+    workers = 2
+    progress_threads = 1
+    cpus = {cpus}
+    nice = {nice}
+"""
+
+
+def test_cpus_and_nice_reach_every_thread_of_the_pool_and_no_other(host):
+    cpu = max(os.sched_getaffinity(0))
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    nice = min(mine + 3, 19)
+    h = host(PLACED.format(cpus=cpu, nice=nice))
+    seen = {}
+    for tid, name in h.threads().items():
+        task = Path(f"/proc/{h.process.pid}/task/{tid}")
+        allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", (task / "status").read_text(), re.M).group(1)
+        seen[name] = (allowed, int((task / "stat").read_text().rpartition(")")[2].split()[16]))
+    for name in ("placed/0", "placed/1", "placed/p0"):
+        assert seen.pop(name) == (str(cpu), nice)
+    del seen["bh-control"]  # is more eager, where it may be
+    assert seen == {name: (seen["bulkheadd"][0], mine) for name in seen}
+    if len(os.sched_getaffinity(0)) > 1:
+        assert str(cpu) not in {allowed for allowed, _ in seen.values()}
+
+
+def test_a_pool_is_no_more_eager_than_the_process(host):
+    h = host("[plugin plain]\nlibrary = t_count\nworkers = 1\nprogress_threads = 1\n")
+    nice = {name: os.getpriority(os.PRIO_PROCESS, tid) for tid, name in h.threads().items()}
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [nice[name] for name in ("plain/sup", "plain/0", "plain/p0")] == [mine] * 3
+
+
+def test_cpus_that_the_host_may_not_use_end_the_start(host):
+    h = host(PLACED.format(cpus="0-8191", nice=0 if os.getpriority(os.PRIO_PROCESS, 0) <= 0 else 19), wait=None)
+    assert h.wait() == 78
+    line = next(line for line in h.log if line.get("error") == "option.cpus")
+    assert line["cpus"] == "0-8191" and line["missing"].endswith("-8191") and line["accepted"]
+
+
+def test_a_nice_value_that_is_not_permitted_ends_the_start(host, tmp_path):
+    # The host without its privilege: root keeps everything else, others never had it.
+    drop = "setpriv --bounding-set=-sys_nice " if os.geteuid() == 0 else ""
+    wrapper = tmp_path / "without-sys-nice"
+    wrapper.write_text(f'#!/bin/sh\nexec prlimit --nice=0:0 {drop}{stage()}/sbin/bulkheadd "$@"\n')
+    wrapper.chmod(0o755)
+    h = host(PLACED.format(cpus=max(os.sched_getaffinity(0)), nice=-20), wait=None, binary=wrapper)
+    assert h.wait() == 69
+    line = next(line for line in h.log if line.get("error") == "pool.nice")
+    assert line["nice"] == "-20" and line["RLIMIT_NICE"] == "0" and "CAP_SYS_NICE" in line["hint"]
+    assert line["thread"].startswith("placed/")

@@ -255,6 +255,12 @@ static const struct bad_row bad_rows[] = {
 	{ BYTES("[plugin a]\nlibrary = a\nqueue = many\n"),
 	  "node.ini:3: [plugin a] queue: \"many\" is not a "
 	  "number; accepted: a number from 1 to 1048576\n" },
+	{ BYTES("[plugin a]\nlibrary = a\ncpus = 3-1\nnice = 20\n"),
+	  "node.ini:3: [plugin a] cpus: \"3-1\" is not a list of CPUs; accepted: numbers and "
+	  "ranges "
+	  "from 0 to 8191 such as 0-3,8\n"
+	  "node.ini:4: [plugin a] nice: \"20\" is out of range; accepted: a number from -20 to "
+	  "19\n" },
 	{ BYTES("[plugin a]\nlibrary = a\noptional = maybe\n"),
 	  "node.ini:3: [plugin a] optional: \"maybe\" is "
 	  "neither yes nor no; accepted: yes, no, true, false, on, off, 1 or 0\n" },
@@ -356,6 +362,8 @@ static const char good_text[] = "; a comment\n"
 				"workers = 4\n"
 				"progress_threads = 2\n"
 				"queue = 16\n"
+				"cpus = 0-3,8\n"
+				"nice = -5\n"
 				"drain_timeout = 0\n";
 
 static void good_check(const struct scene *scene)
@@ -389,6 +397,8 @@ static void good_check(const struct scene *scene)
 	CU_ASSERT_STRING_EQUAL(plugins[0].workers, "auto");
 	CU_ASSERT_EQUAL(plugins[0].progress_threads, -1);
 	CU_ASSERT_EQUAL(plugins[0].drain_timeout_ns, 10 * NS_PER_S);
+	CU_ASSERT_PTR_NULL(plugins[0].cpus);
+	CU_ASSERT_EQUAL(plugins[0].nice, BH_NICE_KEEP);
 	CU_ASSERT_EQUAL_FATAL(plugins[0].n_own, 1);
 	CU_ASSERT_STRING_EQUAL(plugins[0].own[0].key, "device");
 	CU_ASSERT_STRING_EQUAL(plugins[0].own[0].value, "3 ; kept");
@@ -396,6 +406,8 @@ static void good_check(const struct scene *scene)
 	CU_ASSERT_STRING_EQUAL(plugins[1].library, "/opt/a;b/t#1.so");
 	CU_ASSERT_TRUE(plugins[1].optional);
 	CU_ASSERT_EQUAL(plugins[1].queue, 16);
+	CU_ASSERT_STRING_EQUAL(plugins[1].cpus, "0-3,8");
+	CU_ASSERT_EQUAL(plugins[1].nice, -5);
 	CU_ASSERT_EQUAL(plugins[1].progress_threads, 2);
 	CU_ASSERT_EQUAL(plugins[1].drain_timeout_ns, 0);
 }

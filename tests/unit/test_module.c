@@ -47,6 +47,7 @@ static struct bh_config_plugin section(const char *label, char *library)
 		.library = library,
 		.progress_threads = -1,
 		.queue = 64,
+		.nice = BH_NICE_KEEP,
 		.drain_timeout_ns = 10 * (int64_t)BH_NS_PER_S,
 	};
 }
@@ -529,6 +530,37 @@ static void plg3_auto_workers(void)
 	bh_module_free(module);
 }
 
+static void plg3_cpus_are_allowed(void)
+{
+	bh_auto_mem char *library = plugin_path("t_count");
+	struct bh_config_plugin config = section("cpus_refused", library);
+	struct bh_module *module = NULL;
+	struct bh_error err = { 0 };
+	struct bh_cpus allowed, one;
+	char mine[128], wrong[160], first[16], automatic[] = "auto";
+
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_allowed(&allowed, NULL), 0);
+	bh_cpus_format(&allowed, mine, sizeof(mine));
+	CU_ASSERT_PTR_NULL_FATAL(strstr(mine, "8190"));
+	snprintf(wrong, sizeof(wrong), "%s,8190", mine);
+	config.cpus = wrong;
+	CU_ASSERT_EQUAL(bh_module_load(&config, &module, &err), -EINVAL);
+	CU_ASSERT_STRING_EQUAL(err.id, "option.cpus");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "section"), "node.ini:10");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "missing"), "8190");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "accepted"), mine);
+
+	/* Workers that are counted are no more than the CPUs they may have. */
+	snprintf(first, sizeof(first), "%d", atoi(mine));
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_parse(first, &one), 0);
+	config = section("cpus_one", library);
+	config.cpus = first;
+	config.workers = automatic;
+	module = load(&config);
+	CU_ASSERT_EQUAL(bh_pool_workers(bh_module_pool(module)), 1);
+	bh_module_free(module);
+}
+
 static void put_text(const char *path, const char *text)
 {
 	FILE *file = fopen(path, "we");
@@ -999,6 +1031,7 @@ static const struct bh_test tests[] = {
 	{ "PLG-3: worker and progress counts that the plugin cannot have are refused",
 	  plg3_worker_counts },
 	{ "PLG-3: auto is the number of CPUs that the process may use", plg3_auto_workers },
+	{ "PLG-3: cpus that the process may not use are refused", plg3_cpus_are_allowed },
 	{ "PLG-3: a cgroup's quota bounds auto", plg3_cgroup_quota },
 	{ "PLG-3: ops run with their arguments and give their results",
 	  plg3_ops_run_with_their_arguments },

@@ -119,6 +119,66 @@ static void config_is_checked(void)
 	}
 }
 
+static void placement_is_checked(void)
+{
+	struct bh_error err = { .status = 0 };
+	struct bh_cpus none;
+	struct fixture fx;
+
+	memset(&none, 0, sizeof(none));
+	fixture_init(&fx, 1, 1);
+	fx.config.cpus = &none;
+	CU_ASSERT_EQUAL(bh_pool_new(&fx.config, &fx.pool, &err), -EINVAL);
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "key"), "cpus");
+	fixture_init(&fx, 1, 1);
+	fx.config.has_nice = true;
+	fx.config.nice = 20;
+	bh_error_clear(&err);
+	CU_ASSERT_EQUAL(bh_pool_new(&fx.config, &fx.pool, &err), -EINVAL);
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "key"), "nice");
+	CU_ASSERT_PTR_NULL(fx.pool);
+}
+
+static void cpus_as_text(void)
+{
+	static const char *const bad[] = {
+		"",	  ",",	 "1,",	"1,,2",	 "-1",
+		"1-",	  "3-1", "1 2", " 1",	 "8192",
+		"0-8192", "a",	 "0x1", "1-2-3", "99999999999999999999"
+	};
+	static const struct {
+		const char *text, *canonical;
+		unsigned n;
+	} good[] = {
+		{ "0", "0", 1 },
+		{ "8,0-3", "0-3,8", 5 },
+		{ "1,2,3,2-4", "1-4", 4 },
+		{ "0-8191", "0-8191", 8192 },
+		{ "8191,1023-1024", "1023-1024,8191", 3 },
+	};
+	struct bh_cpus cpus, other;
+	char text[64];
+
+	for (size_t i = 0; i < BH_ARRAY_LEN(bad); i++)
+		CU_ASSERT_EQUAL(bh_cpus_parse(bad[i], &cpus), -EINVAL);
+	for (size_t i = 0; i < BH_ARRAY_LEN(good); i++) {
+		CU_ASSERT_EQUAL_FATAL(bh_cpus_parse(good[i].text, &cpus), 0);
+		CU_ASSERT_EQUAL(bh_cpus_count(&cpus), good[i].n);
+		CU_ASSERT_EQUAL(bh_cpus_format(&cpus, text, sizeof(text)),
+				strlen(good[i].canonical));
+		CU_ASSERT_STRING_EQUAL(text, good[i].canonical);
+	}
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_parse("1-9", &cpus), 0);
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_parse("0-3,8", &other), 0);
+	cpus = bh_cpus_without(&cpus, &other);
+	bh_cpus_format(&cpus, text, sizeof(text));
+	CU_ASSERT_STRING_EQUAL(text, "4-7,9");
+	/* What does not fit says so, and never in the middle of a number. */
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_parse("1000,1002,1004", &cpus), 0);
+	bh_cpus_format(&cpus, text, 12);
+	CU_ASSERT_STRING_EQUAL(text, "1000…");
+}
+
 /* ---- outcomes -------------------------------------------------------------------------------- */
 
 static bh_status fn_sum(struct fixture *fx, struct bh_task *task, void *arg)
@@ -1333,6 +1393,8 @@ static const struct bh_test tests[] = {
 	{ "RI-4: submitting does not change the submitter's identity", ri4_no_leak },
 	{ "RI-5: the label is copied, and a pool that has ended refuses clearly", ri5_lifetime },
 	{ "a bad configuration is refused with key and range", config_is_checked },
+	{ "bad cpus and nice are refused with their key", placement_is_checked },
+	{ "a list of CPUs is read, written and compared", cpus_as_text },
 	{ "a done task has its result and its times", done_has_its_result },
 	{ "a failed task says what, and names pool, op and task", failed_says_what },
 	{ "arguments are released before the submitter is notified, once",

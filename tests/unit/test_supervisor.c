@@ -5,6 +5,9 @@
 
 #include "tests/unit/pool_fixture.h"
 
+#include <sys/resource.h>
+#include <sys/wait.h>
+
 static bool was_announced(struct fixture *fx, enum bh_pool_state state)
 {
 	return atomic_load(&fx->announced) & (1u << state);
@@ -123,6 +126,166 @@ static void sup2_worker_vanishes_in_start(void)
 	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "thread"), "fixture/1");
 	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_BUILD_FAILED);
 	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+/* ---- where the threads run ------------------------------------------------------------------- */
+
+struct placement {
+	struct bh_cpus cpus; /* what each thread of the pool should be pinned to */
+	int nice;
+	_Atomic int as_asked, otherwise;
+};
+
+/* On the thread itself, from the kernel's own account of it. */
+static void look_at_placement(struct fixture *fx)
+{
+	struct placement *placement = fx->arg;
+	char path[64], line[512], wanted[128], field[160] = "", stat[512];
+	int nice = 99;
+	const char *at;
+	FILE *file;
+
+	bh_cpus_format(&placement->cpus, wanted, sizeof(wanted));
+	snprintf(path, sizeof(path), "/proc/self/task/%d/status", (int)gettid());
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file))
+		(void)sscanf(line, "Cpus_allowed_list: %159s", field);
+	if (file)
+		fclose(file);
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)gettid());
+	file = fopen(path, "re");
+	/* Field 19; the second, in parentheses, may hold anything. */
+	at = file && fgets(stat, sizeof(stat), file) ? strrchr(stat, ')') : NULL;
+	if (at)
+		(void)sscanf(at,
+			     ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %d",
+			     &nice);
+	if (file)
+		fclose(file);
+	if (strcmp(field, wanted) == 0 && nice == placement->nice)
+		atomic_fetch_add(&placement->as_asked, 1);
+	else
+		atomic_fetch_add(&placement->otherwise, 1);
+}
+
+static void look_in_start(struct fixture *fx, uint32_t worker)
+{
+	(void)worker;
+	look_at_placement(fx);
+}
+
+static void look_in_progress(struct fixture *fx, uint32_t thread, int stop_fd)
+{
+	struct pollfd fd = { .fd = stop_fd, .events = POLLIN };
+
+	(void)thread;
+	look_at_placement(fx);
+	while (poll(&fd, 1, -1) < 0)
+		;
+}
+
+static void threads_are_placed(void)
+{
+	struct placement placement = { .nice = getpriority(PRIO_PROCESS, 0) };
+	struct bh_cpus allowed, mine;
+	char text[128], one[16];
+	struct fixture fx;
+
+	/* The last CPU alone, and a nice value that is allowed and, where there is room, new. */
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_allowed(&allowed, NULL), 0);
+	bh_cpus_format(&allowed, text, sizeof(text));
+	for (unsigned cpu = 0; cpu < BH_CPUS_MAX; cpu++) {
+		snprintf(one, sizeof(one), "%u", cpu);
+		CU_ASSERT_EQUAL_FATAL(bh_cpus_parse(one, &mine), 0);
+		mine = bh_cpus_without(&mine, &allowed);
+		if (bh_cpus_count(&mine) == 0)
+			CU_ASSERT_EQUAL_FATAL(bh_cpus_parse(one, &placement.cpus), 0);
+	}
+	if (placement.nice < 19)
+		placement.nice++;
+	fixture_init(&fx, 3, 8);
+	fx.config.n_progress = 2;
+	fx.config.cpus = &placement.cpus;
+	fx.config.has_nice = true;
+	fx.config.nice = placement.nice;
+	fx.on_start = look_in_start;
+	fx.on_progress = look_in_progress;
+	fx.arg = &placement;
+	fixture_start(&fx);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&placement.as_asked) == 5));
+	CU_ASSERT_EQUAL(placement.otherwise, 0);
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
+	/* Nobody else was moved. */
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_allowed(&mine, NULL), 0);
+	CU_ASSERT_TRUE(CPU_EQUAL_S(sizeof(mine.set), mine.set, allowed.set));
+	CU_ASSERT_NOT_EQUAL(getpriority(PRIO_PROCESS, 0), placement.nice + (placement.nice == 19));
+}
+
+/* A CPU that is not there: worker and progress threads cannot be pinned. */
+static void unplaced_thread_fails_the_build(void)
+{
+	struct bh_error err = { .status = 0 };
+	struct bh_cpus far;
+	struct fixture fx;
+
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_parse("8191", &far), 0);
+	fixture_init(&fx, 2, 8);
+	fx.config.n_progress = 1;
+	fx.config.cpus = &far;
+	fixture_make(&fx);
+	CU_ASSERT_EQUAL(bh_pool_start(fx.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_wait_started(fx.pool, PATIENCE, &err), -EINVAL);
+	CU_ASSERT_STRING_EQUAL(err.id, "cpus.pin");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "cpus"), "8191");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "pool"), "fixture");
+	CU_ASSERT_PTR_NOT_NULL(bh_error_fact(&err, "thread"));
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_BUILD_FAILED);
+	CU_ASSERT_EQUAL(fx.n_started, 0);
+	CU_ASSERT_EQUAL(fx.n_progress, 0);
+	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+/* In a child that gave up every privilege: 0 when the refusal is as it should be. */
+static int refused_nice(void)
+{
+	const struct rlimit none = { 0, 0 };
+	struct bh_error err = { .status = 0 };
+	struct fixture fx;
+	bool good;
+
+	if (setrlimit(RLIMIT_NICE, &none) < 0 ||
+	    (geteuid() == 0 && setresuid(65534, 65534, 65534) < 0))
+		return 2;
+	fixture_init(&fx, 2, 8);
+	fx.config.has_nice = true;
+	fx.config.nice = getpriority(PRIO_PROCESS, 0) - 1;
+	if (bh_pool_new(&fx.config, &fx.pool, NULL) < 0 || bh_pool_start(fx.pool, NULL) < 0)
+		return 3;
+	good = bh_pool_wait_started(fx.pool, PATIENCE, &err) == -EACCES &&
+	       strcmp(err.id, "pool.nice") == 0 && bh_error_fact(&err, "nice") &&
+	       strcmp(bh_error_fact(&err, "RLIMIT_NICE"), "0") == 0 &&
+	       strstr(bh_error_fact(&err, "hint"), "CAP_SYS_NICE") && fx.n_started == 0;
+	if (bh_pool_wait_ended(fx.pool, PATIENCE, NULL) < 0 ||
+	    bh_pool_join(fx.pool, PATIENCE, NULL) < 0)
+		return 5;
+	return good ? 0 : 4;
+}
+
+static void nice_needs_permission(void)
+{
+	pid_t child;
+	int status = -1;
+
+	if (getpriority(PRIO_PROCESS, 0) <= -20)
+		BH_SKIP("nothing is below the nice value of this process");
+	fflush(NULL);
+	child = fork();
+	CU_ASSERT_FATAL(child >= 0);
+	if (child == 0)
+		_exit(refused_nice());
+	CU_ASSERT_EQUAL(waitpid(child, &status, 0), child);
+	CU_ASSERT_TRUE(WIFEXITED(status));
+	CU_ASSERT_EQUAL(WEXITSTATUS(status), 0);
 }
 
 static struct gate build_gate;
@@ -932,6 +1095,12 @@ static const struct bh_test tests[] = {
 	{ "SUP-2: a supervisor that ends itself has published", sup2_supervisor_vanishes },
 	{ "SUP-2: a worker that ends itself in worker_start fails the build",
 	  sup2_worker_vanishes_in_start },
+	{ "cpus, nice: each thread of the pool has what was asked for, nobody else",
+	  threads_are_placed },
+	{ "SUP-2: a thread that cannot be pinned fails the build",
+	  unplaced_thread_fails_the_build },
+	{ "SUP-2: a nice value that is not permitted fails the build and says how",
+	  nice_needs_permission },
 	{ "SUP-3: asked to stop while building, it ends clean", stopped_while_building },
 	{ "SUP-3: a pool that was never started can be stopped", never_started },
 	{ "SUP-3: a worker of the pool can stop it, twice", sup3_from_a_worker },
