@@ -683,7 +683,8 @@ static void log_pool_end(struct bh_conductor *c, const struct bh_pool *pool,
 	bh_log(BH_LOG_INFO, "pool", "pool closed", BH_STR("pool", bh_pool_label(pool)),
 	       BH_STR("state", bh_pool_state_name(state)), BH_INT("submitted", b.submitted),
 	       BH_INT("done", b.done), BH_INT("failed", b.failed), BH_INT("cancelled", b.cancelled),
-	       BH_INT("deadline", b.deadline), BH_INT("abandoned", b.abandoned));
+	       BH_INT("deadline", b.deadline), BH_INT("abandoned", b.abandoned),
+	       BH_INT("abandoned_alive", b.abandoned_alive));
 }
 
 static void pool_is_over(struct bh_conductor *c, struct part *part)

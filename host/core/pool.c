@@ -271,12 +271,20 @@ bh_status bh_pool_new(const struct bh_pool_config *config, struct bh_pool **ret_
 }
 
 /* Something of the pool may still be used: its memory outlives the doubt (SUP-10). */
-static void keep(struct bh_pool *pool)
+static void keep_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
+static void keep_locked(struct bh_pool *pool)
 {
+	/* The one that was given up first is named; the others differ in little. */
+	const struct bh_task *lost =
+		bh_list_empty(&pool->lost) ? NULL
+					   : bh_container_of(pool->lost.next, struct bh_task, all);
+
 	bh_log(BH_LOG_WARNING, "pool", "a pool's memory is kept: not all of it has ended",
 	       BH_STR("pool", pool->label),
 	       BH_STR("state", bh_pool_state_name(bh_pool_state_now(pool))),
 	       BH_INT("joined", pool->joined), BH_INT("tasks", pool->n_live),
+	       BH_INT("abandoned_alive", pool->books.abandoned_alive),
+	       BH_STR("op", lost ? lost->op_name : ""), BH_INT("task", lost ? lost->id : 0),
 	       BH_INT("lanes", atomic_load(&pool->n_lanes)));
 	/* Reachable, so that a leak checker sees that it is meant. */
 	pool->next_kept = atomic_load(&kept);
@@ -302,11 +310,11 @@ struct bh_pool *bh_pool_free(struct bh_pool *pool)
 		return NULL;
 	bh_mutex_lock(&pool->lock);
 	unused = nobody_uses_locked(pool);
+	if (!unused)
+		keep_locked(pool);
 	bh_mutex_unlock(&pool->lock);
-	if (!unused) {
-		keep(pool);
+	if (!unused)
 		return NULL;
-	}
 	bh_cond_fini(&pool->room);
 	bh_cond_fini(&pool->changed);
 	bh_cond_fini(&pool->attention);

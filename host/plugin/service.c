@@ -419,7 +419,9 @@ static bh_status service_complete(struct bh_context *ctx, uint64_t task_id, bh_s
 	bh_status st;
 
 	if (!pool) {
-		complain(ctx, "complete", "the pool is gone");
+		bh_log(BH_LOG_ERROR, COMPONENT, "plugin misuses a service",
+		       BH_STR("plugin", ctx->label), BH_INT("task", task_id),
+		       BH_STR("service", "complete"), BH_STR("reason", "the pool is gone"));
 		return -ESRCH;
 	}
 	if (status < 0 && (id || status != -ECANCELED))

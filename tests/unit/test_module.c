@@ -736,6 +736,9 @@ static void ri5_late_calls_are_refused(void)
 	struct bh_context *ctx = bh_pool_backend_self(bh_module_pool(module));
 	const struct bh_services *host = &bh_service_table;
 	struct bh_ticket ticket;
+	char line[1024], task[32];
+	FILE *file;
+	int saved;
 
 	CU_ASSERT_EQUAL(run(module, "nop", NULL, 0, &ticket), BH_OUTCOME_DONE);
 	CU_ASSERT_EQUAL(host->complete(ctx, ticket.task_id, 0, NULL, NULL, NULL, 0), -ESRCH);
@@ -744,7 +747,20 @@ static void ri5_late_calls_are_refused(void)
 	CU_ASSERT_EQUAL(stop(module), BH_POOL_CLEAN);
 
 	/* The module is gone; the context is not, since the plugin has seen it. */
+	file = tmpfile();
+	saved = dup(STDERR_FILENO);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+	dup2(fileno(file), STDERR_FILENO);
 	CU_ASSERT_EQUAL(host->complete(ctx, ticket.task_id, 0, NULL, NULL, NULL, 0), -ESRCH);
+	dup2(saved, STDERR_FILENO);
+	close(saved);
+	rewind(file);
+	CU_ASSERT_PTR_NOT_NULL(fgets(line, sizeof(line), file));
+	fclose(file);
+	snprintf(task, sizeof(task), "task=%llu", (unsigned long long)ticket.task_id);
+	CU_ASSERT_PTR_NOT_NULL(strstr(line, "plugin=late"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(line, task));
+	CU_ASSERT_PTR_NOT_NULL(strstr(line, "the pool is gone"));
 	host->report_failed(ctx, -EIO, "x.late", NULL, 0);
 	host->log(ctx, BH_LOG_WARNING, "a late line", NULL, 0);
 	CU_ASSERT_EQUAL(host->fail(ctx, -EIO, "x.late", NULL, 0), -EIO);
