@@ -12,12 +12,15 @@
 struct entry {
 	struct bh_list link;
 	struct bh_pool *pool;
+	bool taken; /* M: somebody stops it */
 };
 
 struct bh_exit_registry {
 	struct bh_mutex lock;	/* guards the M fields; a leaf: no other lock is taken under it */
 	struct bh_list entries; /* M: struct entry, in load order */
-	size_t n;		/* M */
+	size_t n;		/* M: entries that nobody has taken */
+	bool closed;		/* M */
+	struct bh_list steps[BH_EXIT_PHASES]; /* M: struct bh_exit_step */
 };
 
 bh_status bh_exit_registry_new(struct bh_exit_registry **ret_registry, struct bh_error *err)
@@ -28,6 +31,8 @@ bh_status bh_exit_registry_new(struct bh_exit_registry **ret_registry, struct bh
 		return bh_raise(err, -ENOMEM, "exit.alloc");
 	bh_mutex_init(&registry->lock);
 	bh_list_init(&registry->entries);
+	for (unsigned i = 0; i < BH_EXIT_PHASES; i++)
+		bh_list_init(&registry->steps[i]);
 	*ret_registry = registry;
 	return 0;
 }
@@ -36,7 +41,13 @@ struct bh_exit_registry *bh_exit_registry_free(struct bh_exit_registry *registry
 {
 	if (!registry)
 		return NULL;
-	assert(bh_list_empty(&registry->entries)); /* a pool would be forgotten (RI-7) */
+	assert(registry->n == 0); /* a pool would be forgotten (RI-7) */
+	while (!bh_list_empty(&registry->entries)) {
+		struct entry *entry = bh_container_of(registry->entries.next, struct entry, link);
+
+		bh_list_remove(&entry->link);
+		free(entry);
+	}
 	bh_mutex_fini(&registry->lock);
 	free(registry);
 	return NULL;
@@ -60,18 +71,25 @@ bh_status bh_exit_registry_add(struct bh_exit_registry *registry, struct bh_pool
 			       struct bh_error *err)
 {
 	struct entry *entry = malloc(sizeof(*entry));
-	bool taken;
+	bool taken, closed;
 
 	if (!entry)
 		return bh_raise(err, -ENOMEM, "exit.alloc", BH_STR("pool", bh_pool_label(pool)));
 	entry->pool = pool;
+	entry->taken = false;
 	bh_mutex_lock(&registry->lock);
+	closed = registry->closed;
 	taken = find_locked(registry, bh_pool_label(pool)) != NULL;
-	if (!taken) {
+	if (!taken && !closed) {
 		bh_list_push_back(&registry->entries, &entry->link);
 		registry->n++;
 	}
 	bh_mutex_unlock(&registry->lock);
+	if (closed) {
+		free(entry);
+		return bh_raise(err, -ESHUTDOWN, "exit.closed", BH_STR("pool", bh_pool_label(pool)),
+				BH_STR("reason", "the process is ending"));
+	}
 	if (taken) { /* RI-5: labels are unique */
 		free(entry);
 		return bh_raise(err, -EEXIST, "exit.label-taken",
@@ -82,18 +100,31 @@ bh_status bh_exit_registry_add(struct bh_exit_registry *registry, struct bh_pool
 
 struct bh_pool *bh_exit_registry_take_last(struct bh_exit_registry *registry)
 {
-	struct entry *entry = NULL;
 	struct bh_pool *pool = NULL;
 
 	bh_mutex_lock(&registry->lock);
-	if (!bh_list_empty(&registry->entries)) {
-		entry = bh_container_of(registry->entries.prev, struct entry, link);
-		bh_list_remove(&entry->link);
+	for (struct bh_list *link = registry->entries.prev; link != &registry->entries && !pool;
+	     link = link->prev) {
+		struct entry *entry = bh_container_of(link, struct entry, link);
+
+		if (entry->taken)
+			continue;
+		entry->taken = true;
 		registry->n--;
 		pool = entry->pool;
 	}
 	bh_mutex_unlock(&registry->lock);
-	free(entry);
+	return pool;
+}
+
+struct bh_pool *bh_exit_registry_last(struct bh_exit_registry *registry)
+{
+	struct bh_pool *pool = NULL;
+
+	bh_mutex_lock(&registry->lock);
+	if (!bh_list_empty(&registry->entries))
+		pool = bh_container_of(registry->entries.prev, struct entry, link)->pool;
+	bh_mutex_unlock(&registry->lock);
 	return pool;
 }
 
@@ -105,9 +136,9 @@ void bh_exit_registry_remove(struct bh_exit_registry *registry, struct bh_pool *
 	entry = find_locked(registry, bh_pool_label(pool));
 	if (entry && entry->pool == pool) {
 		bh_list_remove(&entry->link);
-		registry->n--;
+		registry->n -= !entry->taken;
 	} else {
-		entry = NULL; /* taken already, or another pool of that label */
+		entry = NULL; /* removed already, or another pool of that label */
 	}
 	bh_mutex_unlock(&registry->lock);
 	free(entry);
@@ -121,4 +152,43 @@ size_t bh_exit_registry_count(struct bh_exit_registry *registry)
 	n = registry->n;
 	bh_mutex_unlock(&registry->lock);
 	return n;
+}
+
+void bh_exit_registry_close(struct bh_exit_registry *registry)
+{
+	bh_mutex_lock(&registry->lock);
+	registry->closed = true;
+	bh_mutex_unlock(&registry->lock);
+}
+
+void bh_exit_registry_add_step(struct bh_exit_registry *registry, enum bh_exit_phase phase,
+			       struct bh_exit_step *step)
+{
+	assert(phase != BH_EXIT_POOLS);
+	bh_mutex_lock(&registry->lock);
+	bh_list_push_back(&registry->steps[phase], &step->link);
+	bh_mutex_unlock(&registry->lock);
+}
+
+static struct bh_exit_step *take_step(struct bh_exit_registry *registry, enum bh_exit_phase phase)
+{
+	struct bh_list *steps = &registry->steps[phase];
+	struct bh_exit_step *step = NULL;
+
+	bh_mutex_lock(&registry->lock);
+	if (!bh_list_empty(steps)) {
+		step = bh_container_of(steps->prev, struct bh_exit_step, link);
+		bh_list_remove(&step->link);
+	}
+	bh_mutex_unlock(&registry->lock);
+	return step;
+}
+
+void bh_exit_registry_run(struct bh_exit_registry *registry, enum bh_exit_phase phase,
+			  struct bh_deadline until)
+{
+	struct bh_exit_step *step;
+
+	while ((step = take_step(registry, phase)))
+		step->run(step->arg, until);
 }

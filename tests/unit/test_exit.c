@@ -101,10 +101,73 @@ static void ri7_two_drains(void)
 	bh_exit_registry_free(drain.registry);
 }
 
+static void exit1_leaves_when_joined(void)
+{
+	struct bh_exit_registry *registry;
+	struct bh_error err = { .status = 0 };
+	struct fixture a, b, late;
+
+	make(&a, "a");
+	make(&b, "b");
+	make(&late, "late");
+	CU_ASSERT_EQUAL_FATAL(bh_exit_registry_new(&registry, NULL), 0);
+	CU_ASSERT_PTR_NULL(bh_exit_registry_last(registry));
+	CU_ASSERT_EQUAL(bh_exit_registry_add(registry, a.pool, NULL), 0);
+	CU_ASSERT_EQUAL(bh_exit_registry_add(registry, b.pool, NULL), 0);
+	CU_ASSERT_PTR_EQUAL(bh_exit_registry_take_last(registry), b.pool);
+	CU_ASSERT_EQUAL(bh_exit_registry_count(registry), 1);
+	/* Somebody stops b; who ends the process still finds it. */
+	CU_ASSERT_PTR_EQUAL(bh_exit_registry_last(registry), b.pool);
+	bh_exit_registry_remove(registry, b.pool);
+	CU_ASSERT_PTR_EQUAL(bh_exit_registry_last(registry), a.pool);
+	bh_exit_registry_close(registry);
+	CU_ASSERT_EQUAL(bh_exit_registry_add(registry, late.pool, &err), -ESHUTDOWN);
+	CU_ASSERT_STRING_EQUAL(err.id, "exit.closed");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "pool"), "late");
+	CU_ASSERT_PTR_EQUAL(bh_exit_registry_take_last(registry), a.pool);
+	bh_exit_registry_free(registry); /* a was taken, and not joined: forgotten */
+	bh_pool_free(a.pool);
+	bh_pool_free(b.pool);
+	bh_pool_free(late.pool);
+}
+
+static char steps_run[8];
+
+static void run_step(void *arg, struct bh_deadline until)
+{
+	CU_ASSERT_EQUAL(until.at_ns, 7);
+	strncat(steps_run, arg, sizeof(steps_run) - strlen(steps_run) - 1);
+}
+
+static void exit1_phases(void)
+{
+	struct bh_exit_step a = { .run = run_step, .arg = (void *)"a" },
+			    b = { .run = run_step, .arg = (void *)"b" },
+			    l = { .run = run_step, .arg = (void *)"l" };
+	const struct bh_deadline until = { 7 };
+	struct bh_exit_registry *registry;
+
+	steps_run[0] = '\0';
+	CU_ASSERT_EQUAL_FATAL(bh_exit_registry_new(&registry, NULL), 0);
+	bh_exit_registry_add_step(registry, BH_EXIT_LIBRARIES, &l);
+	bh_exit_registry_add_step(registry, BH_EXIT_APPS, &a);
+	bh_exit_registry_add_step(registry, BH_EXIT_APPS, &b);
+	bh_exit_registry_run(registry, BH_EXIT_APPS, until);
+	CU_ASSERT_STRING_EQUAL(steps_run, "ba");
+	bh_exit_registry_run(registry, BH_EXIT_APPS, until);
+	CU_ASSERT_STRING_EQUAL(steps_run, "ba");
+	bh_exit_registry_run(registry, BH_EXIT_LIBRARIES, until);
+	CU_ASSERT_STRING_EQUAL(steps_run, "bal");
+	bh_exit_registry_free(registry);
+}
+
 static const struct bh_test tests[] = {
 	{ "RI-7: drained in reverse order, a second drain finds nothing", ri7_drained_in_reverse },
 	{ "RI-5: two pools cannot have the same label", ri5_labels_are_unique },
 	{ "RI-7: two drains at once take each pool once", ri7_two_drains },
+	{ "EXIT-1: an entry leaves when its pool has been joined, not when it is taken",
+	  exit1_leaves_when_joined },
+	{ "EXIT-1: steps run once, in the order of the phases, the last one first", exit1_phases },
 };
 
 BH_TAP_MAIN("exit", tests)
