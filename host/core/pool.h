@@ -178,6 +178,17 @@ bh_status bh_pool_wait_ended(struct bh_pool *pool, struct bh_deadline until,
  * supervisor itself; a second join replays the first result (SUP-6). */
 bh_status bh_pool_join(struct bh_pool *pool, struct bh_deadline until,
 		       struct bh_error *err) BH_MUST_CHECK;
+/* The calling thread is in exit() and comes back no more. True when it is a pool's own (a worker,
+ * progress or its supervisor): who ends the process then does not wait for it. */
+bool bh_pool_exits(void);
+enum bh_pool_rest {
+	BH_POOL_REST_NONE,    /* it has ended: to be joined */
+	BH_POOL_REST_EXITING, /* the threads that are left are in exit(); the backend stays open */
+	BH_POOL_REST_STUCK,   /* `until` has passed */
+};
+/* For the end of the process, after bh_pool_stop(): waits as bh_pool_wait_ended() does, but for
+ * threads that are in exit() only until all the others have ended (EXIT-3). */
+enum bh_pool_rest bh_pool_wait_rest(struct bh_pool *pool, struct bh_deadline until) BH_MUST_CHECK;
 /* Never started, or joined, and no ticket left. What still has a task that has not truly ended, or
  * a lane, or was not joined, is kept for ever instead and logged (SUP-10). */
 struct bh_pool *bh_pool_free(struct bh_pool *pool);

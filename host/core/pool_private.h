@@ -106,6 +106,7 @@ struct bh_pool_thread {
 	enum bh_thread_step step; /* M */
 	uint64_t since_ns;	  /* M: when it entered the step, or began the task */
 	struct bh_task *task;	  /* M: the innermost task that it runs */
+	bool exiting;		  /* M: it is in exit(), for ever */
 };
 
 struct bh_pool {
@@ -132,14 +133,16 @@ struct bh_pool {
 	struct bh_cond changed;	  /* the state, a thread's step, or joined has changed */
 	struct bh_cond room;	  /* a place has become free, or the pool has closed */
 
-	_Atomic int state;  /* A: enum bh_pool_state; one writer, under the lock */
-	bool was_ready;	    /* M */
-	bool stop_asked;    /* M */
-	bool cancelling;    /* M: nothing queued is started any more */
-	bool abandoning;    /* M: what turns pending now is abandoned at once */
-	bool giving_up;	    /* M: bh_pool_give_up() is telling; it publishes next */
-	bool exit_workers;  /* M: the workers are told to end */
-	bool progress_told; /* M: so are the progress threads */
+	_Atomic int state;	 /* A: enum bh_pool_state; one writer, under the lock */
+	bool was_ready;		 /* M */
+	bool stop_asked;	 /* M */
+	bool cancelling;	 /* M: nothing queued is started any more */
+	bool abandoning;	 /* M: what turns pending now is abandoned at once */
+	bool giving_up;		 /* M: bh_pool_give_up() is telling; it publishes next */
+	bool exit_workers;	 /* M: the workers are told to end */
+	bool progress_told;	 /* M: so are the progress threads */
+	bool exiting;		 /* M: some thread of it is in exit() */
+	bool supervisor_exiting; /* M: its supervisor is */
 	struct bh_deadline drain_until, cancel_until; /* M: BH_NEVER until asked to end */
 	struct bh_error cause;			      /* M: the first one counts */
 	const char *step;	/* M: what the supervisor is in, if it is stuck */

@@ -25,7 +25,7 @@
 
 /* The pool that the calling thread supervises. Not told from its pthread_t: that of a joined
  * supervisor may be the caller's by now. */
-static _Thread_local const struct bh_pool *supervised;
+static _Thread_local struct bh_pool *supervised;
 
 /* ---- the state machine ----------------------------------------------------------------------- */
 
@@ -517,6 +517,19 @@ static struct bh_deadline next_deadline_locked(struct bh_pool *pool)
 	return next;
 }
 
+/* Tasks whose thread is in exit(): they never end. */
+static uint32_t n_exiting_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
+static uint32_t n_exiting_locked(struct bh_pool *pool)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; pool->exiting && i < pool->n_workers; i++)
+		if (pool->threads[i].exiting)
+			for (struct bh_task *task = pool->threads[i].task; task; task = task->outer)
+				n++;
+	return n;
+}
+
 /* True: it is time to let the workers go. */
 static bool served_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
 static bool served_locked(struct bh_pool *pool)
@@ -524,7 +537,8 @@ static bool served_locked(struct bh_pool *pool)
 	if (bh_pool_state_now(pool) == BH_POOL_WEDGED)
 		return true;
 	return bh_pool_state_now(pool) == BH_POOL_DRAINING &&
-	       (pool->n_live == 0 || (pool->cancelling && bh_deadline_passed(pool->cancel_until)));
+	       (pool->n_live == n_exiting_locked(pool) ||
+		(pool->cancelling && bh_deadline_passed(pool->cancel_until)));
 }
 
 static void serve(struct bh_pool *pool)
@@ -961,4 +975,101 @@ bool bh_pool_give_up(struct bh_pool *pool, json_t **ret_report)
 	}
 	free(stuck.sights);
 	return gave_up;
+}
+
+/* ---- the end of the process ------------------------------------------------------------------ */
+
+bool bh_pool_exits(void)
+{
+	struct bh_pool_thread *thread = bh_worker_self();
+	struct bh_pool *pool = thread ? thread->pool : supervised;
+
+	if (!pool || bh_pool_is_forked())
+		return false;
+	bh_mutex_lock(&pool->lock);
+	pool->exiting = true;
+	if (thread)
+		thread->exiting = true;
+	else
+		pool->supervisor_exiting = true;
+	/* SUP-4: what this thread runs will not end. The chain is this thread's own. */
+	for (struct bh_task *task = thread ? thread->task : NULL; task; task = task->outer) {
+		struct bh_aftermath after = { .args = NULL };
+
+		if (task->told != BH_OUTCOME_NONE)
+			continue;
+		bh_task_abandon_locked(pool, task, &after);
+		finish_relocks(pool, &after);
+	}
+	bh_cond_signal(&pool->attention);
+	bh_cond_broadcast(&pool->changed);
+	bh_mutex_unlock(&pool->lock);
+	return true;
+}
+
+static bool all_gone_locked(struct bh_pool *pool, uint32_t from, uint32_t to) BH_NEEDS(pool->lock);
+static bool all_gone_locked(struct bh_pool *pool, uint32_t from, uint32_t to)
+{
+	for (uint32_t i = from; i < to; i++)
+		if (!pool->threads[i].exiting && pool->threads[i].step != BH_THREAD_NONE &&
+		    pool->threads[i].step != BH_THREAD_ENDED)
+			return false;
+	return true;
+}
+
+/* Does what the supervisor cannot do any more, being in exit() or joining a worker that is.
+ * Relocks. */
+static void stand_in_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
+static void stand_in_locked(struct bh_pool *pool)
+{
+	const uint64_t one = 1;
+
+	if (pool->supervisor_exiting && !pool->exit_workers) {
+		begin_cancelling_locked(pool);
+		while (cancel_one_queued_locked(pool))
+			;
+		abandon_locked(pool, true);
+		pool->exit_workers = true;
+		bh_cond_broadcast(&pool->work);
+	}
+	/* The descriptor was made before the threads that use it, and is closed only once all of
+	 * them and all workers have been joined, which a worker in exit() never is. */
+	if (all_gone_locked(pool, 0, pool->n_workers) && !pool->progress_told &&
+	    pool->stop_fd >= 0) {
+		pool->progress_told = true;
+		if (write(pool->stop_fd, &one, sizeof(one)) != sizeof(one))
+			bh_log(BH_LOG_ERROR, "pool", "progress threads cannot be told to stop",
+			       BH_STR("pool", pool->label));
+	}
+}
+
+static bool worker_exits_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
+static bool worker_exits_locked(struct bh_pool *pool)
+{
+	for (uint32_t i = 0; i < pool->n_workers; i++)
+		if (pool->threads[i].exiting)
+			return true;
+	return false;
+}
+
+enum bh_pool_rest bh_pool_wait_rest(struct bh_pool *pool, struct bh_deadline until)
+{
+	enum bh_pool_rest rest = BH_POOL_REST_STUCK;
+	bool in_time = true;
+
+	bh_mutex_lock(&pool->lock);
+	for (;;) {
+		if (pool->supervisor_exiting || worker_exits_locked(pool))
+			stand_in_locked(pool);
+		if (bh_pool_state_now(pool) != BH_POOL_WEDGED &&
+		    bh_pool_state_is_end(bh_pool_state_now(pool)))
+			rest = BH_POOL_REST_NONE;
+		else if (pool->exiting && all_gone_locked(pool, 0, pool->n_threads))
+			rest = BH_POOL_REST_EXITING;
+		if (rest != BH_POOL_REST_STUCK || !in_time)
+			break;
+		in_time = bh_cond_wait(&pool->changed, &pool->lock, until);
+	}
+	bh_mutex_unlock(&pool->lock);
+	return rest;
 }

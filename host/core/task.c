@@ -272,7 +272,7 @@ static void end_locked(struct bh_pool *pool, struct bh_task *task, struct bh_aft
 	 * longest. */
 	move_to_locked(task, &pool->free);
 	give_back_place_locked(pool, task);
-	if (--pool->n_live == 0)
+	if (--pool->n_live == 0 || pool->exiting)
 		bh_cond_signal(&pool->attention);
 }
 

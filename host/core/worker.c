@@ -131,6 +131,8 @@ static void enter_step_locked(struct bh_pool *pool, struct bh_pool_thread *threa
 	thread->step = step;
 	thread->since_ns = bh_now_ns();
 	bh_cond_signal(&pool->attention);
+	if (step == BH_THREAD_ENDED)
+		bh_cond_broadcast(&pool->changed); /* bh_pool_wait_rest() may wait for it */
 }
 
 static void enter_step(struct bh_pool_thread *thread, enum bh_thread_step step)
