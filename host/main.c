@@ -14,6 +14,7 @@
 #include "host/control/control.h"
 #include "host/control/signals.h"
 #include "host/control/watchdog.h"
+#include "host/core/exit_hook.h"
 #include "host/core/identity.h"
 #include "host/core/log.h"
 #include "host/core/stack.h"
@@ -43,6 +44,7 @@ struct host {
 	struct bh_views views;
 	struct bh_postbox inbox; /* main's */
 	struct bh_exit_registry *registry;
+	struct bh_exit_step stand_back, last_rites;
 	struct bh_control *control;
 	struct bh_watchdog *watchdog;
 	_Atomic(struct bh_module *) *modules; /* manifest order; A: release by main, once each */
@@ -207,6 +209,7 @@ static void load_plugin(struct bh_request *request, void *arg)
 
 	request->status =
 		bh_module_load(&host->config->plugins[request->index], &module, &request->error);
+	bh_exit_hook_refresh(); /* EXIT-2: behind what its libraries registered unseen */
 	if (request->status == 0)
 		request->status = bh_exit_registry_add(host->registry, bh_module_pool(module),
 						       &request->error);
@@ -327,6 +330,37 @@ static bh_status start_control(struct host *host, struct bh_error *err)
 	return bh_control_start(&config, &host->control, err);
 }
 
+static void stand_back(void *arg, struct bh_deadline until)
+{
+	struct host *host = arg;
+
+	bh_control_stand_back(host->control, until);
+}
+
+static void last_rites(void *arg, struct bh_deadline until)
+{
+	struct host *host = arg;
+
+	bh_control_last_rites(host->control, until);
+}
+
+/* EXIT-1: what an exit() from anywhere finds to do. Before the first plugin is loaded. */
+static void arm_exit_hook(struct host *host)
+{
+	const struct bh_exit_hook_config config = {
+		.registry = host->registry,
+		.timeout_ns = (uint64_t)host->config->shutdown_timeout_ns,
+		.stop_deadline_ns = &host->stop_deadline_ns,
+		.let_go = bh_gil_let_go,
+	};
+
+	host->stand_back = (struct bh_exit_step){ .run = stand_back, .arg = host };
+	host->last_rites = (struct bh_exit_step){ .run = last_rites, .arg = host };
+	bh_exit_registry_add_step(host->registry, BH_EXIT_APPS, &host->stand_back);
+	bh_exit_registry_add_step(host->registry, BH_EXIT_LIBRARIES, &host->last_rites);
+	bh_exit_hook_arm(&config);
+}
+
 /* ---- Python's main thread -------------------------------------------------------------------- */
 
 /* From the interpreter's first to its last moment. Returns false when it must not be left by
@@ -434,7 +468,11 @@ static int run(struct host *host)
 		bh_log_flush(bh_deadline_after(LAST_WORDS_NS));
 		return EX_CONFIG;
 	}
+	arm_exit_hook(host);
 	clean = live_in_python(host);
+	/* Nothing is left for the hook. If it is at work on another thread, that one ends the
+	 * process, and still uses what would be freed below. */
+	bh_exit_hook_claim();
 	status = bh_control_join(host->control);
 	bh_watchdog_stop(host->watchdog);
 	if (bh_watchdog_join(host->watchdog, bh_deadline_after(LAST_WORDS_NS), &err) < 0)

@@ -26,6 +26,7 @@
 #define ANSWER_GRACE_NS                                                                            \
 	(250 * BH_NS_PER_MS) /* for a main that is not stuck to cancel what was given up */
 #define LEAVE_GRACE_NS (2 * BH_NS_PER_S)
+#define ASIDE_GRACE_NS (3 * BH_NS_PER_S) /* the hook's last steps and words */
 
 enum phase {
 	PHASE_BOOT,	   /* main brings up the interpreter */
@@ -70,6 +71,7 @@ struct bh_conductor {
 	const struct bh_config *manifest;  /* I: borrowed */
 	enum phase phase;
 	bool stopping; /* a stop was asked for; also before the phase follows */
+	bool aside;    /* exit() was called: the end is not conducted from here (EXIT-3) */
 	bool hurry;
 	bool main_up;		     /* main serves requests */
 	bool main_stuck;	     /* it did not react to interrupts, nor answer since */
@@ -793,7 +795,7 @@ static void begin_stop(struct bh_conductor *c)
 
 bool bh_conductor_stop(struct bh_conductor *c, const char *why, bool hurry)
 {
-	if (c->phase == PHASE_OVER)
+	if (c->phase == PHASE_OVER || c->aside)
 		return false;
 	if (c->stopping) {
 		if (!hurry || c->hurry)
@@ -854,6 +856,10 @@ static void on_reply(struct bh_request *request)
 	c->main_stuck = false;
 	if (awaited)
 		c->waiting = NULL;
+	if (c->aside) {
+		bh_request_free(request);
+		return;
+	}
 	switch (request->kind) {
 	case BH_REQUEST_PLUGIN_LOAD:
 		on_plugin_load_reply(c, request);
@@ -939,7 +945,7 @@ void bh_conductor_pool_event(struct bh_conductor *c, struct bh_pool *pool, enum 
 	struct part *part = part_of_pool(c, pool, &index);
 	struct bh_error cause = { 0 };
 
-	if (!part)
+	if (!part || c->aside)
 		return;
 	if (state == BH_POOL_READY) {
 		part->state = c->stopping ? PART_STOPPING : PART_UP;
@@ -972,6 +978,8 @@ void bh_conductor_exit_asked(struct bh_conductor *c, int status, const char *app
 {
 	char why[128];
 
+	if (c->aside)
+		return;
 	snprintf(why, sizeof(why), "SystemExit(%d) in app %s", status, app ? app : "?");
 	if (!c->stopping || c->app_status == 0)
 		c->app_status = status >= 0 && status <= 63 ? status : 1;
@@ -989,6 +997,8 @@ static void log_milestone(const char *message, const struct bh_error *cause)
 void bh_conductor_milestone(struct bh_conductor *c, enum bh_milestone milestone,
 			    const struct bh_error *cause)
 {
+	if (c->aside)
+		return;
 	switch (milestone) {
 	case BH_MILESTONE_PYTHON_UP:
 		c->main_up = true;
@@ -1031,6 +1041,18 @@ void bh_conductor_milestone(struct bh_conductor *c, enum bh_milestone milestone,
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */
+
+void bh_conductor_stand_back(struct bh_conductor *c, struct bh_deadline until)
+{
+	if (c->phase == PHASE_OVER)
+		return;
+	c->aside = c->stopping = true;
+	event_del(c->step_timer);
+	event_del(c->join_timer);
+	/* Behind the hook's own deadline, for what it does not bound: handlers of libraries. */
+	c->total = bh_deadline_after(bh_deadline_left_ns(until) + ASIDE_GRACE_NS);
+	arm(c->total_timer, c->total);
+}
 
 bool bh_conductor_is_ready(const struct bh_conductor *c)
 {

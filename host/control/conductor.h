@@ -39,6 +39,10 @@ void bh_conductor_exit_asked(struct bh_conductor *conductor, int status, const c
  * asked to). */
 bool bh_conductor_stop(struct bh_conductor *conductor, const char *why, bool hurry);
 
+/* exit() was called: its hook takes the pools down. From now on nothing is started, stopped or
+ * concluded here; a while after `until` the process is ended by _exit(70). */
+void bh_conductor_stand_back(struct bh_conductor *conductor, struct bh_deadline until);
+
 bool bh_conductor_is_ready(const struct bh_conductor *conductor);
 bool bh_conductor_is_stopping(const struct bh_conductor *conductor);
 /* GET /readyz's reasons: one line each, in a new JSON array. */

@@ -28,7 +28,13 @@
 #define FAREWELL_STEP_MS 10
 #define SPARE_REPORTS 16 /* milestones and exits; pool events have places of their own */
 
-enum report_kind { REPORT_MILESTONE, REPORT_POOL, REPORT_EXIT };
+enum report_kind {
+	REPORT_MILESTONE,
+	REPORT_POOL,
+	REPORT_EXIT,
+	REPORT_STAND_BACK,
+	REPORT_LAST_RITES,
+};
 
 struct report {
 	struct bh_message message;
@@ -40,8 +46,9 @@ struct report {
 	struct bh_error cause; /* milestone; status 0: none */
 	struct bh_pool *pool;
 	enum bh_pool_state state;
-	int status;   /* exit */
-	char app[64]; /* exit; may be cut, it is for the log */
+	int status;		  /* exit */
+	char app[64];		  /* exit; may be cut, it is for the log */
+	struct bh_deadline until; /* stand back */
 };
 
 struct bh_control {
@@ -56,11 +63,31 @@ struct bh_control {
 	struct bh_listener *listener;
 	struct bh_conductor *conductor;
 	struct bh_admin *admin;
-	uint32_t n_signals; /* SIGTERM and SIGINT so far */
-	int status;	    /* the process's exit status, when over */
+	uint32_t n_signals;   /* SIGTERM and SIGINT so far */
+	int status;	      /* the process's exit status, when over */
+	struct bh_mutex lock; /* guards the M field; a leaf */
+	struct bh_cond changed;
+	bool socket_gone; /* M */
 };
 
 /* ---- reports --------------------------------------------------------------------------------- */
+
+static void socket_is_gone(struct bh_control *control)
+{
+	bh_mutex_lock(&control->lock);
+	control->socket_gone = true;
+	bh_cond_broadcast(&control->changed);
+	bh_mutex_unlock(&control->lock);
+}
+
+/* The process ends soon: nobody who comes now would be answered. */
+static void last_rites(void *arg)
+{
+	struct bh_control *control = arg;
+
+	control->listener = bh_listener_close(control->listener);
+	socket_is_gone(control);
+}
 
 static void report_act(struct bh_conductor *conductor, const struct report *report)
 {
@@ -74,6 +101,12 @@ static void report_act(struct bh_conductor *conductor, const struct report *repo
 		break;
 	case REPORT_EXIT:
 		bh_conductor_exit_asked(conductor, report->status, report->app);
+		break;
+	case REPORT_STAND_BACK:
+		bh_conductor_stand_back(conductor, report->until);
+		break;
+	case REPORT_LAST_RITES:
+		last_rites(report->control);
 		break;
 	}
 }
@@ -153,6 +186,29 @@ void bh_control_exit_asked(struct bh_control *control, int status, const char *a
 	bh_postbox_post(&control->box, &report->message);
 }
 
+void bh_control_stand_back(struct bh_control *control, struct bh_deadline until)
+{
+	struct report *report = report_claim(control, REPORT_STAND_BACK);
+
+	report->until = until;
+	bh_postbox_post(&control->box, &report->message);
+}
+
+void bh_control_last_rites(struct bh_control *control, struct bh_deadline until)
+{
+	bool in_time = true;
+
+	if (pthread_equal(control->thread, pthread_self())) {
+		last_rites(control);
+		return;
+	}
+	bh_postbox_post(&control->box, &report_claim(control, REPORT_LAST_RITES)->message);
+	bh_mutex_lock(&control->lock);
+	while (!control->socket_gone && in_time)
+		in_time = bh_cond_wait(&control->changed, &control->lock, until);
+	bh_mutex_unlock(&control->lock);
+}
+
 struct bh_postbox *bh_control_postbox(struct bh_control *control)
 {
 	return &control->box;
@@ -208,14 +264,6 @@ static void on_tick(evutil_socket_t fd, short what, void *arg)
 	arm_tick(control, TICK_MS);
 	bh_signals_check();
 	bh_admin_tick(control->admin);
-}
-
-/* The process ends by _exit right after this, without another turn of the loop. */
-static void last_rites(void *arg)
-{
-	struct bh_control *control = arg;
-
-	control->listener = bh_listener_close(control->listener);
 }
 
 static void finished(void *arg)
@@ -293,6 +341,7 @@ static void *run(void *arg)
 	bh_postbox_deliver(&control->box); /* replies that came together with the end */
 	say_farewell(control);
 	free_loop(control);
+	socket_is_gone(control);
 	return NULL;
 }
 
@@ -392,6 +441,8 @@ static bh_status control_new(const struct bh_control_config *config,
 	if (!control)
 		return bh_raise(err, -ENOMEM, "control.alloc");
 	control->config = *config;
+	bh_mutex_init(&control->lock);
+	bh_cond_init(&control->changed);
 	control->n_reports = config->config->n_plugins * BH_POOL_STATES + SPARE_REPORTS;
 	control->reports = calloc(control->n_reports, sizeof(*control->reports));
 	if (!control->reports) {
@@ -416,6 +467,8 @@ static void control_free(struct bh_control *control)
 	bh_postbox_deliver(&control->box); /* what came after the end is only freed */
 	bh_postbox_fini(&control->box);
 	free(control->reports);
+	bh_cond_fini(&control->changed);
+	bh_mutex_fini(&control->lock);
 	free(control);
 }
 

@@ -8,6 +8,7 @@
 
 #include <stdatomic.h>
 
+#include "host/core/clock.h"
 #include "host/core/exit.h"
 #include "host/core/post.h"
 #include "host/core/view.h"
@@ -49,6 +50,12 @@ void bh_control_report(struct bh_control *control, enum bh_milestone milestone,
 void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
 			      enum bh_pool_state state);
 void bh_control_exit_asked(struct bh_control *control, int status, const char *app);
+
+/* exit() was called: its hook takes the pools down (EXIT-3) and the conductor stands back. Any
+ * thread, never blocks. If the process is still there a moment after `until`, it is ended (70). */
+void bh_control_stand_back(struct bh_control *control, struct bh_deadline until);
+/* The socket is removed when this returns, or `until` has passed. Any thread. */
+void bh_control_last_rites(struct bh_control *control, struct bh_deadline until);
 
 /* Main, last: the loop ends (socket removed) once FINALIZED or a failure was reported; returns the
  * exit status. The handle is gone with it, unless that is 70: a pool that was given up may still

@@ -459,6 +459,17 @@ bh_status bh_gil_gate_close(struct bh_deadline until, struct bh_error *err)
 	return 0;
 }
 
+void bh_gil_let_go(void)
+{
+	struct bh_gil_thread *self = &bh_gil_self;
+
+	if (bh_gil_holds())
+		bh_gil_real_save();
+	if (self->depth > 0)
+		bh_gil_ledger_outside(self, bh_now_ns());
+	bh_gil_gate_forget(self);
+}
+
 bool bh_gil_gate_closed(void)
 {
 	return atomic_load(&gate.closed);

@@ -95,6 +95,9 @@ void bh_gil_worker_stop(void);
  * -ETIMEDOUT names who is still in: then the interpreter must not be finalized. */
 bh_status bh_gil_gate_close(struct bh_deadline until, struct bh_error *err) BH_MUST_CHECK;
 bool bh_gil_gate_closed(void);
+/* The calling thread is in exit(): lets go of the GIL if it holds it, and is counted no more. Raw
+ * calls of exit handlers come in as anybody's. */
+void bh_gil_let_go(void);
 /* Whether the thread `tid` is inside or waiting for the interpreter (EXIT-4). */
 bool bh_gil_thread_is_in(uint32_t tid);
 uint64_t bh_gil_parked(void); /* raw callers parked for ever after the gate closed */

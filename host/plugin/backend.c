@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "host/core/exit_hook.h"
 #include "host/core/log.h"
 #include "host/gil/gil.h"
 #include "host/plugin/boundary.h"
@@ -73,6 +74,7 @@ static bh_status backend_open(void *self, struct bh_error *err)
 	st = bh_boundary_open(plugin_of(context), context, &bh_service_table, &context->state,
 			      &thrown);
 	bh_service_end();
+	bh_exit_hook_refresh(); /* EXIT-2: behind what open registered unseen */
 	bh_surroundings_restore(&before, context->label, "open"); /* PLG-6 */
 	return finish(context, "open", st, &thrown, err);
 }

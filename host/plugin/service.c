@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "host/core/clock.h"
+#include "host/core/exit_hook.h"
 #include "host/core/log.h"
 #include "host/plugin/boundary.h"
 #include "host/plugin/name.h"
@@ -582,6 +583,12 @@ static bh_status service_adopt_thread(struct bh_context *ctx)
 	return st;
 }
 
+static void service_exit_hook_refresh(struct bh_context *ctx)
+{
+	(void)ctx; /* the process has one exit */
+	bh_exit_hook_refresh();
+}
+
 const struct bh_services bh_service_table = {
 	.size = sizeof(struct bh_services),
 	.abi = BH_ABI,
@@ -607,4 +614,5 @@ const struct bh_services bh_service_table = {
 	.call_object = service_call_object,
 	.report_failed = service_report_failed,
 	.adopt_thread = service_adopt_thread,
+	.exit_hook_refresh = service_exit_hook_refresh,
 };

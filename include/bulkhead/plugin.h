@@ -301,6 +301,11 @@ struct bh_services {
 	 * be adopted by another. Call it first thing on that thread; once more is fine. -EEXIST: the
 	 * thread belongs to somebody already. -ESHUTDOWN: the pool has ended. */
 	bh_status (*adopt_thread)(struct bh_context *ctx);
+	/* When the process calls exit(), the host takes the pools down before the exit handlers of
+	 * libraries run. It sees what they register with atexit() and as C++ statics; after a
+	 * library may have registered some in another way (on_exit(), a libc of its own), call
+	 * this. Thread: any. */
+	void (*exit_hook_refresh)(struct bh_context *ctx);
 };
 
 /* ---- the descriptor -------------------------------------------------------------------------- */

@@ -117,6 +117,12 @@ bool bh_conductor_stop(struct bh_conductor *conductor, const char *why, bool hur
 	return first;
 }
 
+void bh_conductor_stand_back(struct bh_conductor *conductor, struct bh_deadline until)
+{
+	(void)conductor;
+	(void)until;
+}
+
 bool bh_conductor_is_ready(const struct bh_conductor *conductor)
 {
 	(void)conductor;
