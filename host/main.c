@@ -15,6 +15,7 @@
 #include "host/control/signals.h"
 #include "host/control/watchdog.h"
 #include "host/core/exit_hook.h"
+#include "host/core/fault.h"
 #include "host/core/identity.h"
 #include "host/core/log.h"
 #include "host/core/stack.h"
@@ -28,6 +29,11 @@
 #define EX_WEDGED 70 /* DESIGN's exit statuses are sysexits' where those fit */
 #define LAST_WORDS_NS (500 * BH_NS_PER_MS)
 #define LIST_MAX 64
+#ifdef BH_FAULTS
+#define FAULTS ", faults on"
+#else
+#define FAULTS ""
+#endif
 
 /* The manifest's table numbers its choices without knowing of host/gil. */
 static_assert(BH_GIL_COUNT == 0 && BH_GIL_LOG == 1 && BH_GIL_ABORT == 2,
@@ -112,7 +118,8 @@ static int parse_options(int argc, char **argv, struct options *o)
 			o->check = true;
 			break;
 		case OPT_VERSION:
-			printf("bulkheadd %s (plugin ABI %u.%u; C++ exceptions of plugins %s)\n",
+			printf("bulkheadd %s (plugin ABI %u.%u; C++ exceptions of plugins "
+			       "%s)" FAULTS "\n",
 			       PACKAGE_VERSION, BH_ABI_MAJOR, BH_ABI_MINOR,
 			       bh_boundary_catches() ? "are caught" : "end the process");
 			return 0;
@@ -499,6 +506,10 @@ int main(int argc, char **argv)
 
 	if (status >= 0)
 		return status;
+#ifdef BH_FAULTS
+	if (!bh_fault_start())
+		return EX_USAGE;
+#endif
 	if (bh_gil_init(&err) < 0) {
 		bh_log_error(BH_LOG_ERROR, COMPONENT, "this interpreter cannot be hosted", &err);
 		return EX_CONFIG;

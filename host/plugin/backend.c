@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "host/core/exit_hook.h"
+#include "host/core/fault.h"
 #include "host/core/log.h"
 #include "host/gil/gil.h"
 #include "host/plugin/boundary.h"
@@ -34,6 +35,13 @@ static bh_status raise_thrown(const struct bh_thrown *thrown, struct bh_error *e
 
 	bh_raise(err, -EPROTO, "plugin.exception");
 	return bh_note(err, -EPROTO, BH_STR("exception", thrown->type), BH_STR("what", what));
+}
+
+/* A fault point that is hit makes a callback fail: one that builds or runs is not called at all, one
+ * that undoes has undone and says that it has not. */
+static bool fault(const char *step)
+{
+	return bh_fault_hit(BH_FAULT_CALLBACK, step, __builtin_return_address(0));
 }
 
 /* What a callback returned, and what it said by fail(), made one: either both or neither. */
@@ -65,14 +73,15 @@ static bh_status backend_open(void *self, struct bh_error *err)
 {
 	struct bh_context *context = self;
 	struct bh_surroundings before;
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 	bh_status st;
 
 	bh_surroundings_save(&before);
 	context->seen = true;
 	bh_service_begin(context, err);
-	st = bh_boundary_open(plugin_of(context), context, &bh_service_table, &context->state,
-			      &thrown);
+	st = fault("open") ? -EIO
+			   : bh_boundary_open(plugin_of(context), context, &bh_service_table,
+					      &context->state, &thrown);
 	bh_service_end();
 	bh_exit_hook_refresh(); /* EXIT-2: behind what open registered unseen */
 	bh_surroundings_restore(&before, context->label, "open"); /* PLG-6 */
@@ -82,11 +91,13 @@ static bh_status backend_open(void *self, struct bh_error *err)
 static bh_status backend_close(void *self, struct bh_error *err)
 {
 	struct bh_context *context = self;
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 	bh_status st;
 
 	bh_service_begin(context, err);
 	st = bh_boundary_close(plugin_of(context), context->state, &thrown);
+	if (fault("close"))
+		st = -EIO;
 	bh_service_end();
 	return finish(context, "close", st, &thrown, err);
 }
@@ -99,7 +110,7 @@ static bool takes_gil(const struct bh_context *context)
 static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_error *err)
 {
 	struct bh_context *context = self;
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 	bh_status st;
 
 	if (takes_gil(context)) {
@@ -111,7 +122,9 @@ static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_err
 	if (!plugin_of(context)->worker_start)
 		return 0;
 	bh_service_begin(context, err);
-	st = bh_boundary_worker(plugin_of(context)->worker_start, context->state, worker, &thrown);
+	st = fault("worker_start") ? -EIO
+				   : bh_boundary_worker(plugin_of(context)->worker_start,
+							context->state, worker, &thrown);
 	bh_service_end();
 	st = finish(context, "worker_start", st, &thrown, err);
 	if (st < 0 && takes_gil(context))
@@ -122,13 +135,15 @@ static bh_status backend_worker_start(void *self, uint32_t worker, struct bh_err
 static bh_status backend_worker_stop(void *self, uint32_t worker, struct bh_error *err)
 {
 	struct bh_context *context = self;
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 	bh_status st = 0;
 
 	if (plugin_of(context)->worker_stop) {
 		bh_service_begin(context, err);
 		st = bh_boundary_worker(plugin_of(context)->worker_stop, context->state, worker,
 					&thrown);
+		if (fault("worker_stop"))
+			st = -EIO;
 		bh_service_end();
 		st = finish(context, "worker_stop", st, &thrown, err);
 	}
@@ -161,7 +176,7 @@ static bh_status backend_run(void *self, struct bh_task *task)
 	struct bh_context *context = self;
 	const struct bh_args *args = bh_task_args(task);
 	struct bh_service_run run = { .context = context, .task = task };
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 	bh_status st;
 
 	/* The submitter has checked both against the signature (host/python). */
@@ -170,7 +185,9 @@ static bh_status backend_run(void *self, struct bh_task *task)
 	assert((args ? args->n : 0) == run.op->signature.n);
 
 	bh_service_run_begin(&run);
-	st = bh_boundary_run(run.op->op, context->state, task, args ? args->v : NULL, &thrown);
+	st = fault("run") ? -EIO
+			  : bh_boundary_run(run.op->op, context->state, task, args ? args->v : NULL,
+					    &thrown);
 	bh_service_run_end(&run);
 	if (thrown.thrown)
 		return raise_thrown(&thrown, bh_task_error(task));
@@ -189,7 +206,7 @@ static void fail_pool(struct bh_context *context, const char *step, const struct
 static void backend_cancel(void *self, uint64_t task_id)
 {
 	struct bh_context *context = self;
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 
 	bh_boundary_cancel(plugin_of(context), context->state, task_id, &thrown);
 	if (thrown.thrown)
@@ -199,7 +216,7 @@ static void backend_cancel(void *self, uint64_t task_id)
 static void backend_progress(void *self, uint32_t thread, int stop_fd)
 {
 	struct bh_context *context = self;
-	struct bh_thrown thrown;
+	struct bh_thrown thrown = { .thrown = false };
 
 	bh_boundary_progress(plugin_of(context), context->state, thread, stop_fd, &thrown);
 	if (thrown.thrown)
