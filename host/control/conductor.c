@@ -79,6 +79,8 @@ struct bh_conductor {
 	struct part *plugins, *apps; /* owned, manifest order */
 	struct bh_request *waiting;  /* borrowed: the request that the phase waits for, NULL when
 					main owes none */
+	struct bh_request *leave;    /* owned: LEAVE, made beforehand, so that the stop can end
+					without memory; NULL once it is posted */
 	unsigned nudges;
 	struct bh_pool *stopping_pool; /* the pool that PHASE_POOL_STOP is about */
 	struct event *step_timer;      /* behind the present step */
@@ -196,20 +198,26 @@ static void enter_phase(struct bh_conductor *c, enum phase phase)
 
 static void on_reply(struct bh_request *request);
 
-/* Posts a request that the present phase waits for. Without memory the start or stop cannot go on
- * in order, and nothing has been promised that could be kept: the whole-stop timer ends it. */
-static void ask_main(struct bh_conductor *c, enum bh_request_kind kind, uint32_t index)
+static void post_to_main(struct bh_conductor *c, struct bh_request *request)
+{
+	if (request->kind != BH_REQUEST_GIVE_UP)
+		c->waiting = request;
+	bh_postbox_post(c->config.control->main, &request->message);
+}
+
+/* Posts a request that the present phase waits for. No answer will come to one that failed. */
+static BH_MUST_CHECK bh_status ask_main(struct bh_conductor *c, enum bh_request_kind kind,
+					uint32_t index, struct bh_error *err)
 {
 	struct bh_request *request = bh_request_new(kind, c->config.replies, on_reply, c);
 
-	if (!request) {
-		bh_log(BH_LOG_ERROR, COMPONENT, "no memory for a request to main");
-		return;
-	}
+	if (!request)
+		return bh_raise(err, -ENOMEM, "conductor.request",
+				BH_STR("phase", phase_name(c->phase)),
+				BH_STR("subject", subject(c)));
 	request->index = index;
-	if (kind != BH_REQUEST_GIVE_UP)
-		c->waiting = request;
-	bh_postbox_post(c->config.control->main, &request->message);
+	post_to_main(c, request);
+	return 0;
 }
 
 /* ---- the end of the process ------------------------------------------------------------------ */
@@ -359,7 +367,7 @@ static bool plugin_failed(struct bh_conductor *c, const struct bh_error *cause, 
 		return true;
 	}
 	part->state = PART_FAILED;
-	if (strncmp(cause->id, "option.", 7) == 0)
+	if (strncmp(cause->id, "option.", 7) == 0 && cause->status != -ENOMEM)
 		c->bad_setup = true;
 	else
 		c->unavailable = true;
@@ -379,6 +387,10 @@ static void plugin_loaded(struct bh_conductor *c, const struct bh_request *reply
 		part->path = path ? strdup(path) : NULL;
 		part->version = version ? strdup(version) : NULL;
 	}
+	if (!part->path || !part->version)
+		bh_log(BH_LOG_WARNING, COMPONENT,
+		       "no memory for a plugin's path and version: status shows null",
+		       BH_STR("plugin", c->manifest->plugins[reply->index].label));
 	json_decref(root);
 	part->pool = reply->pool;
 }
@@ -438,8 +450,13 @@ static void app_failed(struct bh_conductor *c, const struct bh_error *cause, con
 
 static void start_app(struct bh_conductor *c)
 {
+	struct bh_error err = { 0 };
+
 	enter_phase(c, PHASE_APP_START);
-	ask_main(c, BH_REQUEST_APP_START, c->at);
+	if (ask_main(c, BH_REQUEST_APP_START, c->at, &err) < 0) {
+		app_failed(c, &err, "app did not start");
+		return;
+	}
 	arm(c->step_timer, bh_deadline_after((uint64_t)c->manifest->apps[c->at].start_timeout_ns));
 }
 
@@ -475,6 +492,8 @@ static void on_app_start_reply(struct bh_conductor *c, const struct bh_request *
 
 static void load_next_app(struct bh_conductor *c)
 {
+	struct bh_error err = { 0 };
+
 	if (c->at == c->manifest->n_apps) {
 		enter_phase(c, PHASE_READY);
 		bh_log(BH_LOG_INFO, COMPONENT, "ready", BH_STR("name", c->manifest->name),
@@ -485,13 +504,18 @@ static void load_next_app(struct bh_conductor *c)
 	}
 	enter_phase(c, PHASE_APP_LOAD);
 	c->apps[c->at].state = PART_STARTING;
+	if (ask_main(c, BH_REQUEST_APP_LOAD, c->at, &err) < 0) {
+		app_failed(c, &err, "app did not load");
+		return;
+	}
 	c->apps[c->at].asked = true;
-	ask_main(c, BH_REQUEST_APP_LOAD, c->at);
 	arm(c->step_timer, bh_deadline_after((uint64_t)c->manifest->apps[c->at].start_timeout_ns));
 }
 
 static void load_next_plugin(struct bh_conductor *c)
 {
+	struct bh_error err = { 0 };
+
 	if (c->at == c->manifest->n_plugins) {
 		c->at = 0;
 		enter_phase(c, PHASE_APP_LOAD);
@@ -502,7 +526,10 @@ static void load_next_plugin(struct bh_conductor *c)
 	c->plugins[c->at].state = PART_STARTING;
 	bh_log(BH_LOG_INFO, COMPONENT, "loading plugin",
 	       BH_STR("plugin", c->manifest->plugins[c->at].label));
-	ask_main(c, BH_REQUEST_PLUGIN_LOAD, c->at);
+	if (ask_main(c, BH_REQUEST_PLUGIN_LOAD, c->at, &err) == 0)
+		return;
+	(void)plugin_failed(c, &err, false); /* it is not the library that is missing: no skip */
+	start_failed(c, "a required plugin is unavailable");
 }
 
 /* ---- stop: apps ------------------------------------------------------------------------------ */
@@ -521,20 +548,32 @@ static struct bh_deadline app_stop_deadline(const struct bh_conductor *c)
 
 static void stop_pools(struct bh_conductor *c);
 
+/* False: it could not be asked, which has been said. */
+static bool ask_app_to_stop(struct bh_conductor *c)
+{
+	struct bh_error err = { 0 };
+
+	enter_phase(c, PHASE_APP_STOP);
+	if (c->apps[c->at].state != PART_FAILED)
+		c->apps[c->at].state = PART_STOPPING;
+	if (ask_main(c, BH_REQUEST_APP_STOP, c->at, &err) < 0) {
+		bh_log_error(BH_LOG_ERROR, COMPONENT, "app is not stopped: going on without it",
+			     &err);
+		return false;
+	}
+	arm(c->step_timer, app_stop_deadline(c));
+	return true;
+}
+
 /* Stops the app `at` or the first one before it that is owed a stop; then the pools. */
 static void stop_apps(struct bh_conductor *c)
 {
 	for (;; c->at--) {
 		struct part *part = &c->apps[c->at];
 
-		if (c->at < c->manifest->n_apps && part->asked && part->state != PART_DOWN) {
-			enter_phase(c, PHASE_APP_STOP);
-			if (part->state != PART_FAILED)
-				part->state = PART_STOPPING;
-			ask_main(c, BH_REQUEST_APP_STOP, c->at);
-			arm(c->step_timer, app_stop_deadline(c));
+		if (c->at < c->manifest->n_apps && part->asked && part->state != PART_DOWN &&
+		    ask_app_to_stop(c))
 			return;
-		}
 		if (c->at == 0)
 			break;
 	}
@@ -579,10 +618,13 @@ static struct bh_deadline nudge_deadline(const struct bh_conductor *c, uint64_t 
 static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conductor *))
 {
 	unsigned n = c->nudges++;
+	struct bh_error err = { 0 };
 
 	if (n == 0 && c->waiting && !c->main_stuck) {
 		atomic_store_explicit(&c->waiting->given_up, true, memory_order_relaxed);
-		ask_main(c, BH_REQUEST_GIVE_UP, 0);
+		if (ask_main(c, BH_REQUEST_GIVE_UP, 0, &err) < 0)
+			bh_log_error(BH_LOG_WARNING, COMPONENT,
+				     "main is not asked to cancel: it is interrupted next", &err);
 		arm(c->step_timer, nudge_deadline(c, ANSWER_GRACE_NS));
 	} else if (n <= NUDGES_MAX && !c->main_stuck) {
 		bh_log(BH_LOG_WARNING, COMPONENT, "main does not answer: interrupting it",
@@ -595,6 +637,7 @@ static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conduct
 			       BH_STR("phase", phase_name(c->phase)),
 			       BH_STR("waiting_for", subject(c)));
 		c->main_stuck = true;
+		c->waiting = NULL; /* an answer that comes after all is a late one */
 		without(c);
 	}
 }
@@ -772,8 +815,8 @@ static void leave_loop(struct bh_conductor *c)
 {
 	enter_phase(c, PHASE_LEAVE);
 	if (!c->main_up)
-		return; /* the milestone comes, or the total timer */
-	ask_main(c, BH_REQUEST_LEAVE, 0);
+		return;			      /* the milestone comes, or the total timer */
+	post_to_main(c, bh_steal(&c->leave)); /* once: nothing enters this phase again */
 	arm(c->step_timer, bh_deadline_min(bh_deadline_after(LEAVE_GRACE_NS),
 					   bh_deadline_after(bh_deadline_left_ns(c->total) / 2)));
 }
@@ -1181,7 +1224,9 @@ bh_status bh_conductor_new(const struct bh_conductor_config *config,
 	c->step_timer = evtimer_new(config->base, on_step_timer, c);
 	c->join_timer = evtimer_new(config->base, on_join_timer, c);
 	c->total_timer = evtimer_new(config->base, on_total_timer, c);
-	if (!c->plugins || !c->apps || !c->step_timer || !c->join_timer || !c->total_timer) {
+	c->leave = bh_request_new(BH_REQUEST_LEAVE, config->replies, on_reply, c);
+	if (!c->leave || !c->plugins || !c->apps || !c->step_timer || !c->join_timer ||
+	    !c->total_timer) {
 		bh_conductor_free(c);
 		return bh_raise(err, -ENOMEM, "conductor.alloc");
 	}
@@ -1205,6 +1250,7 @@ struct bh_conductor *bh_conductor_free(struct bh_conductor *c)
 	}
 	free(c->plugins);
 	free(c->apps);
+	bh_request_free(c->leave);
 	free(c);
 	return NULL;
 }
