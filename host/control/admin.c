@@ -52,6 +52,19 @@ struct call {
 
 /* ---- replies --------------------------------------------------------------------------------- */
 
+/* jansson tells of a lack of memory by a NULL that the next call passes on, so that a list quietly
+ * lacks a row. Whoever renders need not look: a reply during which memory was refused is none. */
+static _Thread_local bool json_lacks_memory;
+
+static void *json_malloc(size_t size)
+{
+	void *memory = malloc(size);
+
+	if (!memory)
+		json_lacks_memory = true;
+	return memory;
+}
+
 static int fd_of(struct evhttp_request *http)
 {
 	struct evhttp_connection *connection = evhttp_request_get_connection(http);
@@ -99,7 +112,7 @@ static void reply_text(struct bh_admin *admin, struct evhttp_request *http, int 
 	reply(admin, http, code, TEXT, text, strlen(text));
 }
 
-/* Takes `body` over; NULL stands for "no memory". */
+/* Takes `body` over; NULL stands for "no memory", and so does what lacks something. */
 static void reply_json(struct bh_admin *admin, struct evhttp_request *http, int code, json_t *body)
 {
 	static const char no_memory[] =
@@ -110,8 +123,11 @@ static void reply_json(struct bh_admin *admin, struct evhttp_request *http, int 
 	int length = text ? asprintf(&line, "%s\n", text) : -1;
 
 	json_decref(body);
-	if (length < 0) {
-		line = NULL;
+	if (length < 0 || json_lacks_memory) {
+		if (length < 0)
+			line = NULL;
+		bh_log(BH_LOG_WARNING, COMPONENT, "no memory for a reply: answered 500",
+		       BH_INT("instead_of", code));
 		reply(admin, http, 500, JSON, no_memory, sizeof(no_memory) - 1);
 		return;
 	}
@@ -194,8 +210,10 @@ static void serve_status(struct bh_admin *admin, struct evhttp_request *http)
 
 static void serve_stop(struct bh_admin *admin, struct evhttp_request *http)
 {
+	static const char stopping[] = "{\"state\":\"stopping\"}\n";
+
 	bh_conductor_stop(admin->config.conductor, "POST /v1/stop", false);
-	reply_json(admin, http, 202, json_pack("{s:s}", "state", "stopping"));
+	reply(admin, http, 202, JSON, stopping, sizeof(stopping) - 1);
 }
 
 /* ---- calls of endpoints ---------------------------------------------------------------------- */
@@ -283,6 +301,7 @@ static void send_call_reply(struct call *call, struct bh_request *request)
 	struct evhttp_request *http = call_unwatch(call);
 	int code = request->http_status ? request->http_status : request->status < 0 ? 500 : 200;
 
+	json_lacks_memory = false;
 	if (request->reply)
 		reply(call->admin, http, code, JSON, request->reply, request->reply_len);
 	else if (request->status < 0)
@@ -376,7 +395,8 @@ static void start_call(struct bh_admin *admin, struct evhttp_request *http, char
 	bh_request_free(request);
 }
 
-/* One segment of a path, percent-decoded; NULL when it is empty, no UTF-8, or has a NUL in it. */
+/* One segment of a path, percent-decoded; NULL when it is empty, no UTF-8, or has a NUL in it, and
+ * without memory. */
 static char *decode_segment(const char *text, size_t length)
 {
 	bh_auto_mem char *raw = strndup(text, length);
@@ -385,6 +405,8 @@ static char *decode_segment(const char *text, size_t length)
 	json_t *utf8;
 
 	decoded = raw ? evhttp_uridecode(raw, 0, &n) : NULL;
+	if (!decoded)
+		json_lacks_memory = true;
 	if (!decoded || n == 0 || n != strlen(decoded))
 		return NULL;
 	utf8 = json_string(decoded);
@@ -503,6 +525,7 @@ static void route(struct evhttp_request *http, void *arg)
 	const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(http);
 	const char *path = uri ? evhttp_uri_get_path(uri) : NULL;
 
+	json_lacks_memory = false;
 	if (!path)
 		path = "";
 	if (evhttp_request_get_command(http) == EVHTTP_REQ_POST)
@@ -551,6 +574,8 @@ bh_status bh_admin_new(const struct bh_admin_config *config, struct bh_admin **r
 
 	if (!admin)
 		return bh_raise(err, -ENOMEM, "admin.alloc");
+	/* jansson's own are these two as well: what it has already can be freed by either. */
+	json_set_alloc_funcs(json_malloc, free);
 	admin->config = *config;
 	admin->started_ns = bh_now_ns();
 	bh_list_init(&admin->calls);
