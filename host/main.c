@@ -154,6 +154,7 @@ static bool set_search(struct host *host, const struct options *o)
 	const char *env = getenv("BULKHEAD_PLUGIN_PATH");
 	size_t room = o->n_plugin_dirs + 2, n = 0;
 	char *copy, *save = NULL;
+	bool whole = true; /* a copy that fails would end the list early */
 
 	for (const char *p = env; p && *p; p++)
 		room += *p == ':';
@@ -163,14 +164,14 @@ static bool set_search(struct host *host, const struct options *o)
 		free(copy);
 		return false;
 	}
-	for (size_t i = 0; i < o->n_plugin_dirs; i++)
-		host->search[n++] = strdup(o->plugin_dirs[i]);
-	for (char *dir = strtok_r(copy, ":", &save); dir; dir = strtok_r(NULL, ":", &save))
-		host->search[n++] = strdup(dir);
-	host->search[n] = strdup(BH_PLUGINDIR);
+	for (size_t i = 0; i < o->n_plugin_dirs && whole; i++)
+		whole = (host->search[n++] = strdup(o->plugin_dirs[i])) != NULL;
+	for (char *dir = strtok_r(copy, ":", &save); dir && whole; dir = strtok_r(NULL, ":", &save))
+		whole = (host->search[n++] = strdup(dir)) != NULL;
+	whole = whole && (host->search[n] = strdup(BH_PLUGINDIR)) != NULL;
 	free(copy);
 	bh_module_set_search((const char *const *)host->search);
-	return true;
+	return whole;
 }
 
 static int check_plugins(const struct bh_config *config)
@@ -265,8 +266,11 @@ static json_t *render_pools(void *arg)
 		struct bh_module *module =
 			atomic_load_explicit(&host->modules[i], memory_order_acquire);
 
-		if (module)
-			json_array_append_new(pools, bh_pool_render(bh_module_pool(module)));
+		if (module &&
+		    json_array_append_new(pools, bh_pool_render(bh_module_pool(module))) < 0) {
+			json_decref(pools);
+			return NULL; /* a list that lacks a pool would be untrue */
+		}
 	}
 	return json_pack("{s:o}", "pools", pools);
 }
@@ -473,7 +477,7 @@ static int run(struct host *host)
 	if (start_control(host, &err) < 0) {
 		bh_log_error(BH_LOG_ERROR, COMPONENT, "the control loop did not start", &err);
 		bh_log_flush(bh_deadline_after(LAST_WORDS_NS));
-		return EX_CONFIG;
+		return err.status == -ENOMEM || err.status == -EAGAIN ? EX_WEDGED : EX_CONFIG;
 	}
 	arm_exit_hook(host);
 	clean = live_in_python(host);
@@ -521,11 +525,13 @@ int main(int argc, char **argv)
 			fprintf(stderr, "bulkheadd: %d fault%s in the manifest\n", faults,
 				faults == 1 ? "" : "s");
 		else
-			fprintf(stderr, "bulkheadd: %s\n", strerror(-faults));
-		return EX_CONFIG;
+			fprintf(stderr, "bulkheadd: the manifest was not read: %s\n",
+				strerror(-faults));
+		/* Memory may be there the next time, and it is not the manifest's fault. */
+		return faults == -ENOMEM ? EX_WEDGED : EX_CONFIG;
 	}
 	if (!set_search(&host, &options)) {
-		fputs("bulkheadd: out of memory\n", stderr);
+		fputs("bulkheadd: out of memory for the plugin directories\n", stderr);
 		return EX_WEDGED;
 	}
 	if (options.check) {

@@ -213,6 +213,11 @@ static void check_preset(const struct bh_option *option, uint32_t i, struct bh_f
 		bh_option_value_fini(&value);
 		return;
 	}
+	if (why.status == -ENOMEM) {
+		bh_faults_add(faults, "options[%u] %s: no memory to check its preset", i,
+			      option->name);
+		return;
+	}
 	accepted = bh_error_fact(&why, "accepted");
 	bh_faults_add(faults,
 		      "options[%u] %s: its own type refuses the preset \"%s\"; accepted: %s", i,
