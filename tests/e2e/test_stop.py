@@ -571,3 +571,52 @@ def test_h04_two_clients_that_ask_at_once_are_both_answered(host):
     assert second.status() == 202
     assert h.wait() == 0
     assert h.text.count('msg=stopping ') + h.text.count('msg="stopping" ') == 1
+
+
+def test_cp2_a_late_answer_of_main_does_not_overtake_the_pools(host):
+    """Main is given up as stuck in an app's stop(), and answers after all while a pool still drains."""
+    h = host(
+        ONE_WORKER.format(drain="25s") + "    stop_timeout = 100ms\n",
+        {
+            "app.py": """
+                import asyncio
+                import ctypes
+                import os
+                import threading
+                import time
+
+                import bulkhead
+
+                # The C library's: a wait for it cannot be interrupted, as one for Python's locks can.
+                libc = ctypes.CDLL(None)
+                lock = ctypes.create_string_buffer(64)
+
+                def hold(held):
+                    libc.pthread_mutex_lock(lock)
+                    held.set()
+                    while not os.path.exists(os.path.dirname(__file__) + "/go"):
+                        time.sleep(0.01)
+                    libc.pthread_mutex_unlock(lock)
+
+                class App:
+                    async def start(self, app):
+                        held = threading.Event()
+                        threading.Thread(target=hold, args=(held,), daemon=True).start()
+                        held.wait()
+                        self.busy = bulkhead.pool("count").sleep(60000)
+
+                    async def stop(self):
+                        # By then the answer to the stop has been given.
+                        asyncio.get_running_loop().call_later(0.2, lambda: print("main is back", flush=True))
+                        libc.pthread_mutex_lock(lock)
+            """
+        },
+    )
+    h.send(signal.SIGTERM)
+    h.wait_log("main is stuck: going on without it")
+    (h.folder / "apps" / "go").touch()
+    h.wait_log("main is back")
+    assert h.get("/v1/status").json["phase"] == "pool-stop"
+    assert h.pool("count")["state"] == "draining"
+    assert h.stop() == 0  # the second signal: the drain deadline is now
+    order(h, ("main is back", {}), ("pool closed", {"cancelled": "1"}), ("python ended: threads joined, atexit functions run", {}))
