@@ -14,6 +14,7 @@
 #include "host/control/control.h"
 #include "host/control/signals.h"
 #include "host/control/watchdog.h"
+#include "host/core/crash.h"
 #include "host/core/exit_hook.h"
 #include "host/core/fault.h"
 #include "host/core/identity.h"
@@ -307,6 +308,8 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 				       host->config->name) < 0)
 		return bh_raise(err, -ENOMEM, "main.alloc");
 	st = bh_log_start((enum bh_log_level)host->config->log_level, err);
+	if (st == 0)
+		st = bh_crash_init(err);
 	if (st == 0)
 		st = bh_stack_init(err);
 	if (st == 0)

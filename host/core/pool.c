@@ -551,15 +551,15 @@ static void set_count(json_t *object, const char *key, uint64_t count)
 	json_object_set_new(object, key, json_integer((json_int_t)count));
 }
 
-static const char *step_name(const struct bh_thread_sight *sight)
+static const char *step_name(enum bh_thread_step step, bool is_worker)
 {
-	switch (sight->step) {
+	switch (step) {
 	case BH_THREAD_NONE:
 		return "none";
 	case BH_THREAD_STARTING:
-		return sight->is_worker ? "worker_start" : "progress";
+		return is_worker ? "worker_start" : "progress";
 	case BH_THREAD_SERVING:
-		return sight->is_worker ? "run" : "progress";
+		return is_worker ? "run" : "progress";
 	case BH_THREAD_STOPPING:
 		return "worker_stop";
 	case BH_THREAD_ENDED:
@@ -568,15 +568,21 @@ static const char *step_name(const struct bh_thread_sight *sight)
 	bh_unreachable();
 }
 
+const char *bh_thread_step_name(const struct bh_pool_thread *thread)
+{
+	return step_name(thread->step, thread->is_worker);
+}
+
 /* What does not apply is left out: "worker" of a progress thread, "op" and "task" outside of a
  * task. */
 json_t *bh_pool_render_sight(const struct bh_thread_sight *sight, uint64_t now_ns)
 {
 	double since_s =
 		now_ns > sight->since_ns ? (double)(now_ns - sight->since_ns) / BH_NS_PER_S : 0.0;
-	json_t *object = json_pack("{s:s, s:i, s:s, s:f, s:b}", "thread", sight->name, "tid",
-				   (int)sight->tid, "step", step_name(sight), "since_s", since_s,
-				   "cancelled", (int)sight->cancelled);
+	json_t *object =
+		json_pack("{s:s, s:i, s:s, s:f, s:b}", "thread", sight->name, "tid",
+			  (int)sight->tid, "step", step_name(sight->step, sight->is_worker),
+			  "since_s", since_s, "cancelled", (int)sight->cancelled);
 
 	if (sight->is_worker)
 		set_count(object, "worker", sight->index);

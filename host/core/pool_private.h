@@ -264,8 +264,12 @@ void *bh_progress_main(void *arg);
 /* Runs a task that has been taken off the queue on the calling thread; when its deadline has
  * passed it gets that outcome instead. Lets go of the lock in between. */
 void bh_worker_run_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);
-struct bh_frame *bh_worker_frame(void);	     /* the calling thread's innermost, or NULL */
-struct bh_pool_thread *bh_worker_self(void); /* the calling thread, if some pool's */
+struct bh_frame *bh_worker_frame(void);		/* the calling thread's innermost, or NULL */
+struct bh_pool_thread *bh_worker_self(void);	/* the calling thread, if some pool's */
+const struct bh_pool *bh_supervisor_self(void); /* what the calling thread supervises, or NULL */
+/* "worker_start", "run", "worker_stop", "progress", …; the thread's own business, so without the
+ * lock on the thread itself only. */
+const char *bh_thread_step_name(const struct bh_pool_thread *thread);
 
 /* supervisor.c */
 bool bh_pool_state_is_end(enum bh_pool_state state);

@@ -27,6 +27,11 @@
  * supervisor may be the caller's by now. */
 static _Thread_local struct bh_pool *supervised;
 
+const struct bh_pool *bh_supervisor_self(void)
+{
+	return supervised;
+}
+
 /* ---- the state machine ----------------------------------------------------------------------- */
 
 enum event {
