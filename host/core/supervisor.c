@@ -647,10 +647,7 @@ static void take_down(struct bh_pool *pool)
 	bh_cond_broadcast(&pool->work);
 	bh_mutex_unlock(&pool->lock);
 	join_threads(pool, 0, pool->n_workers);
-	bh_mutex_lock(&pool->lock);
-	/* What its worker left pending on its way out has nobody to wait for it any more. */
-	abandon_locked(pool, true);
-	bh_mutex_unlock(&pool->lock);
+	/* What a worker left pending on its way out was abandoned there: leave() has said so. */
 	stop_progress(pool);
 	close_backend(pool);
 }

@@ -245,6 +245,57 @@ static void unplaced_thread_fails_the_build(void)
 	CU_ASSERT_EQUAL(fx.n_close, 1);
 }
 
+/* How many threads of the pool whose name begins with `prefix` run on `cpus` and nowhere else. */
+static int count_pinned(const char *prefix, const char *cpus)
+{
+	DIR *dir = opendir("/proc/self/task");
+	struct dirent *entry;
+	int n = 0;
+
+	while (dir && (entry = readdir(dir))) {
+		char path[300], line[512], name[32] = "", field[160] = "";
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status", entry->d_name);
+		file = fopen(path, "re");
+		while (file && fgets(line, sizeof(line), file)) {
+			(void)sscanf(line, "Name: %31s", name);
+			(void)sscanf(line, "Cpus_allowed_list: %159s", field);
+		}
+		if (file)
+			fclose(file);
+		n += strncmp(name, prefix, strlen(prefix)) == 0 && strcmp(field, cpus) == 0;
+	}
+	if (dir)
+		closedir(dir);
+	return n;
+}
+
+/* Ready must not be said while one of them is still on its way: often, because what this is after
+ * is a matter of who comes first. */
+static void ready_means_every_thread(void)
+{
+	struct bh_cpus allowed, first;
+	char text[128], one[16];
+
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_allowed(&allowed, NULL), 0);
+	bh_cpus_format(&allowed, text, sizeof(text));
+	snprintf(one, sizeof(one), "%d", atoi(text));
+	CU_ASSERT_EQUAL_FATAL(bh_cpus_parse(one, &first), 0);
+	for (int i = 0; i < 20; i++) {
+		struct fixture fx;
+
+		fixture_init(&fx, 2, 8);
+		fx.config.n_progress = 8;
+		fx.config.cpus = &first;
+		fixture_start(&fx);
+		CU_ASSERT_EQUAL(fx.n_started, 2);
+		CU_ASSERT_EQUAL(count_pinned("fixture/p", one), 8);
+		CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
+		CU_ASSERT_TRUE(UNTIL(fixture_threads() == 0)); /* none of it lingers in the count */
+	}
+}
+
 /* In a child that gave up every privilege: 0 when the refusal is as it should be. */
 static int refused_nice(void)
 {
@@ -542,6 +593,35 @@ static void sup5_supervisor_vanishes_in_cancel(void)
 	CU_ASSERT_EQUAL(fx.n_progress, 0);
 }
 
+/* What was queued is told at once, also while a worker keeps the rest of the end waiting. */
+static void sup4_lost_supervisor_tells_the_queue(void)
+{
+	_Atomic uint64_t id = 0;
+	struct gate gate = { 0 };
+	struct bh_ticket *pending, *running, *queued;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 8);
+	fx.on_cancel = end_in_cancel;
+	fixture_start(&fx);
+	pending = fixture_submit(&fx, fn_pend, &id);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0));
+	running = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	queued = fixture_submit(&fx, fn_nop, NULL);
+	bh_ticket_cancel(pending, false);
+	CU_ASSERT_EQUAL(bh_ticket_wait(queued, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(queued), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&queued->error, "cause"), "pool.supervisor-lost");
+	CU_ASSERT_EQUAL(bh_ticket_outcome(running), BH_OUTCOME_NONE);
+	bh_ticket_unref(queued);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(running), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_outcome(pending), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_FAILED);
+}
+
 static void failed_at_run_time(void)
 {
 	struct gate gate = { 0 };
@@ -651,6 +731,7 @@ static void sup6_join(void)
 }
 
 struct self_join {
+	struct bh_error err;
 	bh_status joined;
 	struct gate gate;
 };
@@ -662,7 +743,7 @@ static void join_myself(struct bh_pool *pool, enum bh_pool_state state, void *ar
 	/* Only a test calls the pool from here: to be on the supervisor after its end is
 	 * published. */
 	if (state == BH_POOL_CLEAN) {
-		self->joined = bh_pool_join(pool, PATIENCE, NULL);
+		self->joined = bh_pool_join(pool, PATIENCE, &self->err);
 		gate_pass(&self->gate);
 	}
 }
@@ -679,6 +760,8 @@ static void sup6_not_by_itself(void)
 	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
 	CU_ASSERT_TRUE(UNTIL(atomic_load(&self.gate.arrived) == 1));
 	CU_ASSERT_EQUAL(self.joined, -EDEADLK);
+	CU_ASSERT_STRING_EQUAL(self.err.id, "pool.join-self"); /* not attempted */
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&self.err, "pool"), "fixture");
 	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, SOON_MS(5), NULL),
 			-ETIMEDOUT); /* published, not ended */
 	gate_open(&self.gate);
@@ -821,6 +904,31 @@ static void turns_pending_too_late(void)
 	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
 }
 
+/* As above, while another worker never comes back: nobody waits for that one. */
+static void turns_pending_while_a_worker_is_stuck(void)
+{
+	struct gate gate = { 0 }, other = { 0 };
+	struct bh_ticket *late, *stuck;
+	struct fixture fx;
+	uint64_t id;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	late = fixture_submit(&fx, fn_gate_then_pend, &gate);
+	stuck = fixture_submit(&fx, fn_gate, &other);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) + atomic_load(&other.arrived) == 2));
+	bh_pool_stop(fx.pool, PAST, PAST);
+	CU_ASSERT_TRUE(UNTIL(bh_pool_state(fx.pool) == BH_POOL_EXITING));
+	gate_open(&gate);
+	id = late->task_id;
+	CU_ASSERT_EQUAL(fixture_outcome(late), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(stuck), BH_OUTCOME_NONE);
+	gate_open(&other);
+	CU_ASSERT_EQUAL(fixture_outcome(stuck), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
 static void pending_is_told_while_a_worker_is_stuck(void)
 {
 	struct gate gate = { 0 };
@@ -905,6 +1013,55 @@ static void wedged_worker(void)
 	bh_ticket_unref(queued);
 	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
 	CU_ASSERT_EQUAL(fx.n_close, 1);
+}
+
+static struct gate cancel_gate;
+
+static void wait_in_cancel(struct fixture *fx, uint64_t task_id)
+{
+	(void)fx;
+	(void)task_id;
+	gate_pass(&cancel_gate);
+}
+
+/* Nobody else can tell the queue then: who gives the pool up does, before it is published. */
+static void wedged_in_cancel(void)
+{
+	_Atomic uint64_t id = 0;
+	struct gate gate = { 0 };
+	struct bh_ticket *pending, *running, *queued;
+	struct bh_pool_books books;
+	struct fixture fx;
+	json_t *report = NULL;
+
+	cancel_gate = (struct gate){ 0 };
+	fixture_init(&fx, 1, 8);
+	fx.on_cancel = wait_in_cancel;
+	fixture_start(&fx);
+	pending = fixture_submit(&fx, fn_pend, &id);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0));
+	running = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	queued = fixture_submit(&fx, fn_nop, NULL);
+	bh_ticket_cancel(pending, false);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&cancel_gate.arrived) == 1));
+	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "step")), "cancel");
+	json_decref(report);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(queued), BH_OUTCOME_CANCELLED);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(running), BH_OUTCOME_ABANDONED);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(pending), BH_OUTCOME_ABANDONED);
+	bh_pool_books(fx.pool, &books);
+	CU_ASSERT_EQUAL(books.queued + books.running + books.pending, 0);
+	CU_ASSERT_EQUAL(books.submitted, books.cancelled + books.abandoned);
+	gate_open(&cancel_gate);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, PATIENCE, NULL), 0);
+	bh_ticket_unref(queued);
+	bh_ticket_unref(running);
+	bh_ticket_unref(pending);
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_WEDGED);
 }
 
 static void wedged_in_open(void)
@@ -1097,6 +1254,8 @@ static const struct bh_test tests[] = {
 	  sup2_worker_vanishes_in_start },
 	{ "cpus, nice: each thread of the pool has what was asked for, nobody else",
 	  threads_are_placed },
+	{ "SUP-2: ready means that every thread has begun, progress too",
+	  ready_means_every_thread },
 	{ "SUP-2: a thread that cannot be pinned fails the build",
 	  unplaced_thread_fails_the_build },
 	{ "SUP-2: a nice value that is not permitted fails the build and says how",
@@ -1113,6 +1272,8 @@ static const struct bh_test tests[] = {
 	{ "SUP-5: a worker that vanishes fails its tasks and its pool", sup5_worker_vanishes },
 	{ "SUP-5: a supervisor that vanishes while serving has published",
 	  sup5_supervisor_vanishes_in_cancel },
+	{ "SUP-4: a supervisor that vanishes has told the queue at once",
+	  sup4_lost_supervisor_tells_the_queue },
 	{ "a pool reported failed cancels its queue with the cause", failed_at_run_time },
 	{ "a pool reported failed runs nothing more", nothing_runs_after_a_failure },
 	{ "stop: a task that was completed early is not cancelled", told_is_not_cancelled },
@@ -1123,9 +1284,12 @@ static const struct bh_test tests[] = {
 	  sup10_pending_is_abandoned },
 	{ "SUP-10: a freed pool keeps what has not ended", sup10_freed_pool_keeps_it },
 	{ "SUP-4: what turns pending after the deadline is abandoned", turns_pending_too_late },
+	{ "SUP-4: what turns pending too late is told while a worker is stuck",
+	  turns_pending_while_a_worker_is_stuck },
 	{ "SUP-4: what is pending is told in time while a worker is stuck",
 	  pending_is_told_while_a_worker_is_stuck },
 	{ "EXIT-4: a wedged worker is given up, its late end is harmless", wedged_worker },
+	{ "EXIT-4: wedged in cancel, the queue is told by who gives it up", wedged_in_cancel },
 	{ "EXIT-4: wedged in open", wedged_in_open },
 	{ "EXIT-4: wedged in worker_start", wedged_in_worker_start },
 	{ "EXIT-4: wedged in close", wedged_in_close },
