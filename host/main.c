@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <getopt.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -113,6 +114,13 @@ static int parse_options(int argc, char **argv, struct options *o)
 			room = append(o->sets, &o->n_sets, optarg);
 			break;
 		case OPT_PLUGIN_DIR:
+			if (*optarg != '/') { /* PLG-1: never the working directory */
+				fprintf(stderr,
+					"bulkheadd: --plugin-dir \"%s\": an absolute path is "
+					"accepted\n",
+					optarg);
+				return EX_USAGE;
+			}
 			room = append(o->plugin_dirs, &o->n_plugin_dirs, optarg);
 			break;
 		case OPT_CHECK:
@@ -377,6 +385,32 @@ static void arm_exit_hook(struct host *host)
 
 /* ---- Python's main thread -------------------------------------------------------------------- */
 
+/* Without its loop main can do nothing for the apps, but the stop goes on in order: every request has
+ * its reply until the conductor lets main go. The wait has no deadline of its own: the conductor's
+ * stands behind the whole stop. */
+static void refuse_requests(struct bh_postbox *inbox)
+{
+	struct pollfd ready = { .fd = inbox->fd, .events = POLLIN };
+	bool leave = false;
+
+	while (!leave) {
+		struct bh_message *message;
+
+		poll(&ready, 1, -1);
+		message = bh_postbox_take(inbox);
+		while (message) {
+			struct bh_request *request =
+				bh_container_of(message, struct bh_request, message);
+
+			message = message->next;
+			leave |= request->kind == BH_REQUEST_LEAVE;
+			request->status = bh_raise(&request->error, -ESHUTDOWN, "python.loop");
+			request->http_status = 503;
+			bh_request_reply(request);
+		}
+	}
+}
+
 /* From the interpreter's first to its last moment. Returns false when it must not be left by
  * exit(): something of it may still run. */
 static bool live_in_python(struct host *host)
@@ -407,8 +441,9 @@ static bool live_in_python(struct host *host)
 	}
 	bh_control_report(host->control, BH_MILESTONE_PYTHON_UP, NULL);
 	if (bh_python_serve(&err) < 0) {
-		bh_control_report(host->control, BH_MILESTONE_PYTHON_FAILED, &err);
-		return false;
+		bh_control_report(host->control, BH_MILESTONE_LOOP_FAILED, &err);
+		bh_error_clear(&err);
+		refuse_requests(&host->inbox);
 	}
 	bh_control_report(host->control, BH_MILESTONE_LEFT_LOOP, NULL);
 	until.at_ns = atomic_load_explicit(&host->stop_deadline_ns, memory_order_relaxed);

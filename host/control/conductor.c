@@ -73,7 +73,8 @@ struct bh_conductor {
 	bool stopping; /* a stop was asked for; also before the phase follows */
 	bool aside;    /* exit() was called: the end is not conducted from here (EXIT-3) */
 	bool hurry;
-	bool main_up;		     /* main serves requests */
+	bool main_up;	   /* main serves requests */
+	bool main_answers; /* it has carried out the step's GIVE_UP: it is the app that does not end */
 	bool main_stuck;	     /* it did not react to interrupts, nor answer since */
 	uint32_t at;		     /* the plugin or app that the phase is about */
 	struct part *plugins, *apps; /* owned, manifest order */
@@ -193,6 +194,7 @@ static void enter_phase(struct bh_conductor *c, enum phase phase)
 {
 	event_del(c->step_timer);
 	c->nudges = 0;
+	c->main_answers = false;
 	c->phase = phase;
 }
 
@@ -626,6 +628,11 @@ static void nudge_main(struct bh_conductor *c, void (*without)(struct bh_conduct
 			bh_log_error(BH_LOG_WARNING, COMPONENT,
 				     "main is not asked to cancel: it is interrupted next", &err);
 		arm(c->step_timer, nudge_deadline(c, ANSWER_GRACE_NS));
+	} else if (c->main_answers) {
+		bh_log(BH_LOG_ERROR, COMPONENT, "it ignores its cancellation: going on without it",
+		       BH_STR("phase", phase_name(c->phase)), BH_STR("waiting_for", subject(c)));
+		c->waiting = NULL;
+		without(c);
 	} else if (n <= NUDGES_MAX && !c->main_stuck) {
 		bh_log(BH_LOG_WARNING, COMPONENT, "main does not answer: interrupting it",
 		       BH_STR("phase", phase_name(c->phase)), BH_STR("waiting_for", subject(c)));
@@ -918,6 +925,8 @@ static void on_reply(struct bh_request *request)
 			on_app_stop_reply(c, request);
 		break;
 	case BH_REQUEST_GIVE_UP:
+		c->main_answers = true;
+		break;
 	case BH_REQUEST_LEAVE:
 		break; /* the milestone LEFT_LOOP says it */
 	case BH_REQUEST_APP_CALL:
@@ -1055,6 +1064,11 @@ void bh_conductor_milestone(struct bh_conductor *c, enum bh_milestone milestone,
 		c->bad_setup = true;
 		over(c);
 		return;
+	case BH_MILESTONE_LOOP_FAILED:
+		log_milestone("main's event loop has failed", cause);
+		c->wedged = true; /* 70: internal */
+		bh_conductor_stop(c, "main's event loop has failed", false);
+		return;
 	case BH_MILESTONE_LEFT_LOOP:
 		enter_phase(c, PHASE_PYTHON_END);
 		return;
@@ -1183,8 +1197,20 @@ json_t *bh_conductor_render(const struct bh_conductor *c)
 
 /* ---- endpoint calls -------------------------------------------------------------------------- */
 
+static void list_apps(const struct bh_config *manifest, char *out, size_t size)
+{
+	size_t used = 0;
+
+	snprintf(out, size, "%s", manifest->n_apps ? "" : "(the manifest has no app)");
+	for (size_t i = 0; i < manifest->n_apps && used < size; i++)
+		used += (size_t)snprintf(out + used, size - used, "%s%s", i ? " " : "",
+					 manifest->apps[i].name);
+}
+
 int bh_conductor_call(struct bh_conductor *c, struct bh_request *request, struct bh_error *err)
 {
+	char accepted[256];
+
 	for (uint32_t i = 0; i < c->manifest->n_apps; i++) {
 		const char *name = c->manifest->apps[i].name;
 
@@ -1200,9 +1226,9 @@ int bh_conductor_call(struct bh_conductor *c, struct bh_request *request, struct
 		bh_postbox_post(c->config.control->main, &request->message);
 		return 0;
 	}
+	list_apps(c->manifest, accepted, sizeof(accepted));
 	bh_raise(err, -ENOENT, "app.unknown", BH_STR("app", request->app),
-		 BH_STR("accepted", c->manifest->n_apps ? c->manifest->apps[0].name
-							: "the manifest has no app"));
+		 BH_STR("accepted", accepted));
 	return 404;
 }
 

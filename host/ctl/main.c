@@ -59,7 +59,7 @@ static enum bh_ctl_exit ask(const struct arguments *arguments, const char *socke
 
 	if (result != BH_CTL_OK)
 		return result;
-	json = json_loadb(reply.body, reply.length, 0, NULL);
+	json = json_loadb(reply.body, reply.length, JSON_ALLOW_NUL, NULL);
 	if (reply.status >= 400) {
 		result = BH_CTL_REFUSED;
 		if (!bh_show_error(json))

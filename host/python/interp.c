@@ -145,20 +145,24 @@ static bh_status check_prefix(const struct bh_python_setup *setup, struct bh_err
 			       "Python found another installation than the one it was pointed to"));
 }
 
-/* In front of sys.path: the package, then [python] path in its order. */
-static int extend_path(const struct bh_python_config *config)
+static int insert_path(size_t at, const char *directory)
 {
 	PyObject *path = PySys_GetObject("path"); /* borrowed */
-	const struct bh_config *manifest = config->config;
-	int result = path ? 0 : -1;
+	PyObject *entry = path ? PyUnicode_DecodeFSDefault(directory) : NULL;
+	int result = entry ? PyList_Insert(path, (Py_ssize_t)at, entry) : -1;
 
-	for (size_t i = 0; result == 0 && i <= manifest->n_python_path; i++) {
-		PyObject *entry = PyUnicode_DecodeFSDefault(i ? manifest->python_path[i - 1]
-							      : config->package_dir);
+	Py_XDECREF(entry);
+	return result;
+}
 
-		result = entry ? PyList_Insert(path, (Py_ssize_t)i, entry) : -1;
-		Py_XDECREF(entry);
-	}
+/* In front of sys.path, behind the package, in its order. Only once the host has imported what it
+ * needs itself: a json.py of an app's must not become the host's. */
+static int insert_python_path(const struct bh_config *manifest)
+{
+	int result = 0;
+
+	for (size_t i = 0; result == 0 && i < manifest->n_python_path; i++)
+		result = insert_path(i + 1, manifest->python_path[i]);
 	return result;
 }
 
@@ -184,12 +188,14 @@ static bh_status furnish(const struct bh_python_setup *setup, struct bh_error *e
 		return st;
 	native = PyImport_ImportModule("_bulkhead"); /* its types are needed for sys.stdout */
 	Py_XDECREF(native);			     /* sys.modules has it */
-	if (!native || extend_path(&python.config) < 0 || bh_writer_install() < 0)
+	if (!native || insert_path(0, python.config.package_dir) < 0 || bh_writer_install() < 0)
 		return bh_pyerror_raise_taken(err, -EINVAL, "python.init");
 	if (import_package() < 0) {
 		bh_pyerror_raise_taken(err, -EINVAL, "python.package");
 		return bh_note(err, -EINVAL, BH_STR("package_dir", python.config.package_dir));
 	}
+	if (insert_python_path(python.config.config) < 0)
+		return bh_pyerror_raise_taken(err, -EINVAL, "python.init");
 	atomic_store(&python.interruptible, true); /* prepare() has installed the handler */
 	return 0;
 }

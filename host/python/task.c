@@ -69,23 +69,27 @@ static bool is_done(const struct task *self)
 	       bh_ticket_outcome(&self->cell->ticket) != BH_OUTCOME_NONE;
 }
 
-/* Futures that await it; one that has been cancelled meanwhile is left alone. */
+/* A future that has been cancelled meanwhile is left alone. */
+static void wake_one(PyObject *waiter)
+{
+	PyObject *done = PyObject_CallMethod(waiter, "done", NULL), *result = NULL;
+
+	if (done && done == Py_False)
+		result = PyObject_CallMethod(waiter, "set_result", "O", Py_None);
+	if (!done || (done == Py_False && !result))
+		PyErr_WriteUnraisable(waiter);
+	Py_XDECREF(result);
+	Py_XDECREF(done);
+}
+
+/* Futures that await it. Main only: an asyncio future is set on its loop's thread. */
 static void wake(struct task *self)
 {
 	PyObject *waiters = self->waiters;
 
 	self->waiters = NULL;
-	for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++) {
-		PyObject *waiter = PyList_GET_ITEM(waiters, i);
-		PyObject *done = PyObject_CallMethod(waiter, "done", NULL), *result = NULL;
-
-		if (done && done == Py_False)
-			result = PyObject_CallMethod(waiter, "set_result", "O", Py_None);
-		if (!done || (done == Py_False && !result))
-			PyErr_WriteUnraisable(waiter);
-		Py_XDECREF(result);
-		Py_XDECREF(done);
-	}
+	for (Py_ssize_t i = 0; waiters && i < PyList_GET_SIZE(waiters); i++)
+		wake_one(PyList_GET_ITEM(waiters, i));
 	Py_XDECREF(waiters);
 }
 
@@ -460,7 +464,7 @@ static PyObject *task_cancel(PyObject *object, PyObject *Py_UNUSED(none))
 	Py_RETURN_TRUE;
 }
 
-/* It will not be submitted: whoever awaits it gets this exception. */
+/* Main: it will not be submitted, and whoever awaits it gets this exception. */
 static PyObject *task_refuse(PyObject *object, PyObject *exception)
 {
 	struct task *self = (struct task *)object;
@@ -481,12 +485,14 @@ static PyObject *task_add_waiter(PyObject *object, PyObject *future)
 {
 	struct task *self = (struct task *)object;
 
+	if (is_done(self)) { /* its message may have come and gone; the others are main's to wake */
+		wake_one(future);
+		Py_RETURN_NONE;
+	}
 	if (!self->waiters)
 		self->waiters = PyList_New(0);
 	if (!self->waiters || PyList_Append(self->waiters, future) < 0)
 		return NULL;
-	if (is_done(self)) /* its message may have come and gone */
-		wake(self);
 	Py_RETURN_NONE;
 }
 

@@ -25,19 +25,23 @@ struct writer {
 
 static void write_line(const struct writer *self, PyObject *line)
 {
-	const char *text = PyUnicode_AsUTF8(line);
-	PyObject *bytes;
+	Py_ssize_t length;
+	const char *text = PyUnicode_AsUTF8AndSize(line, &length);
+	PyObject *bytes, *whole = NULL;
 
-	if (text) {
+	if (text && strlen(text) == (size_t)length) {
 		bh_log(self->level, COMPONENT, text);
 		return;
 	}
-	PyErr_Clear(); /* surrogates: written as \udc80 */
+	PyErr_Clear(); /* surrogates are written as \udc80, NUL as \0 */
 	bytes = PyUnicode_AsEncodedString(line, "utf-8", "backslashreplace");
 	if (bytes)
-		bh_log(self->level, COMPONENT, PyBytes_AS_STRING(bytes));
+		whole = PyObject_CallMethod(bytes, "replace", "y#y", "\0", (Py_ssize_t)1, "\\0");
+	if (whole)
+		bh_log(self->level, COMPONENT, PyBytes_AS_STRING(whole));
 	else
 		PyErr_Clear();
+	Py_XDECREF(whole);
 	Py_XDECREF(bytes);
 }
 

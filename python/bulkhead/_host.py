@@ -30,6 +30,7 @@ from . import App
 from . import _endpoint, _pool
 from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
 
+_QUICK_MAX = 20
 _LEFTOVERS_S = 1.0  # for what is ready to run before the loop is left, and for cancelled tasks to end
 _LATE_STOP_S = 0.2  # for a stop() that is over its time because another app kept main busy
 
@@ -67,6 +68,17 @@ class _Selector(selectors.EpollSelector):
 _EPOLLIN, _EPOLLOUT = 1, 4
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """The host's own loop; the signals that stop the host stay the host's (H36)."""
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:
+        if sig in (signal.SIGTERM, signal.SIGINT):
+            _log(_bulkhead.WARNING, f"{signal.Signals(sig).name} stops the host in order: the app's handler is left "
+                                    "out; stop() is called instead")
+            return
+        super().add_signal_handler(sig, callback, *args)
+
+
 # ---- saying what went wrong ---------------------------------------------------------------------
 
 
@@ -90,7 +102,7 @@ def _facts(error: BaseException, **facts: str) -> dict[str, str]:
     """Type, message, and where it was raised, unless that is the import system or the host itself."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
               if not frame.filename.startswith("<frozen ") and frame.filename not in (importlib.__file__, __file__)]
-    facts |= {"type": type(error).__name__, "message": str(error)[:400]}
+    facts |= {"type": type(error).__name__, "message": str(error)[:400].replace("\0", "\\0")}
     if frames:
         facts["at"] = f"{frames[-1].filename}:{frames[-1].lineno}"
     return facts
@@ -176,7 +188,7 @@ class _Main:
 
     def __init__(self) -> None:
         self.selector = _Selector()
-        self.loop = asyncio.SelectorEventLoop(self.selector)
+        self.loop = _Loop(self.selector)
         self.apps = [_AppRun(*app) for app in _bulkhead.apps()]
         self.running: dict[asyncio.Task[None], tuple[Any, float]] = {}  # for which request, and since when
         self.leaving = False
@@ -337,12 +349,17 @@ class _Main:
 
     def serve(self) -> None:
         """Runs the loop until the request to leave it; nothing that an app raises or does ends it before."""
+        quick = 0  # times in a row that the loop ended at once: it cannot run any more
         while not self.leaving:
+            began = time.monotonic()
             try:
                 self.loop.run_forever()
             except SystemExit as error:
                 self.exit_asked(error, None)
             except BaseException as error:
+                quick = quick + 1 if time.monotonic() - began < 0.05 else 0
+                if quick == _QUICK_MAX:
+                    raise
                 _log_exception(error, "raised on the main thread; the event loop goes on")
             else:
                 if not self.leaving:
@@ -435,12 +452,14 @@ def _flush() -> None:
 # ---- interrupts ---------------------------------------------------------------------------------
 
 # Code of these only waits for apps' code, or hands on to it: what interrupts it would break the loop.
-_INTERNAL = (os.path.dirname(asyncio.__file__) + os.sep, os.path.dirname(__file__) + os.sep, selectors.__file__)
+_INTERNAL = (os.path.dirname(os.__file__) + os.sep, os.path.dirname(__file__) + os.sep, "<frozen ")
+_APPS = tuple(os.path.join(_INTERNAL[0], name) + os.sep for name in ("site-packages", "dist-packages"))
 
 
 def _runs_an_app(frame: Optional[FrameType]) -> bool:
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_INTERNAL):
+        name = frame.f_code.co_filename
+        if name.startswith(_APPS) or not name.startswith(_INTERNAL):
             return True
         frame = frame.f_back
     return False

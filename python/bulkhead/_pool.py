@@ -99,10 +99,20 @@ class Task(_NativeTask):
         """Ask for its end: a queued task ends at once, a running one decides itself. False if it has ended."""
         if self.done():
             return False
-        if not self._accepted:
-            self._refuse(Cancelled("task.cancelled", {"pool": self.pool, "op": self.op}))
+        if not self._accepted:  # it waits for room, on the host's loop
+            if _host_loop is None or _running_loop() is _host_loop:
+                self._refuse_waiting()
+            else:
+                _host_loop.call_soon_threadsafe(self._cancel_waiting)
             return True
         return bool(self._cancel())
+
+    def _refuse_waiting(self) -> None:
+        self._refuse(Cancelled("task.cancelled", {"pool": self.pool, "op": self.op}))
+
+    def _cancel_waiting(self) -> None:
+        """On the host's loop, a little later: it may have got room or have ended meanwhile."""
+        self.cancel()
 
     def __repr__(self) -> str:
         return f"<bulkhead.Task {self.pool}.{self.op} {self.outcome or 'pending'}>"
