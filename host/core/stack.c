@@ -228,6 +228,8 @@ static size_t ask_locked(uint32_t tid, struct bh_deadline until, char *buffer, s
 			return render_without(tid, "signals blocked or no CPU", buffer, size);
 		return render_without(tid, "not taken in time", buffer, size);
 	}
+	/* TSan does not know sem_clockwait(): this orders the fields for it as well. */
+	(void)atomic_load(&slot.state);
 	size = render_frames(buffer, size);
 	atomic_store(&slot.state, SLOT_IDLE);
 	return size;
