@@ -354,7 +354,10 @@ FORKS = {
     """
 }
 
+# t_exit ends such a child after the host's handlers, before those of a sanitizer.
 FORK_MANIFEST = """
+    [plugin exit]
+    library = t_exit
     [plugin hold]
     library = t_hold
     workers = 4

@@ -30,6 +30,7 @@ struct exiting {
 
 /* Outlives close(): the handlers write to it. */
 static int log_fd = -1;
+static pid_t host_pid;
 static atomic_int used_late, used_burst;
 
 static void note(const char *what)
@@ -67,8 +68,19 @@ static void handler_hang(void)
 		pause();
 }
 
+/* Comes after the host's hook. What follows in a child of many threads may be a sanitizer's own
+ * handlers, which can wait there for a lock that nobody holds. */
+static void end_child(int status, void *unused)
+{
+	(void)unused;
+	if (getpid() != host_pid)
+		_exit(status);
+}
+
 __attribute__((constructor)) static void loaded(void)
 {
+	host_pid = getpid();
+	on_exit(end_child, NULL);
 	atexit(handler_load);
 }
 
