@@ -164,11 +164,13 @@ def test_os_exit_in_an_app_runs_nothing_of_ours(host):
     assert h.socket.exists(), "and the next start takes the socket over"
 
 
+@pytest.mark.parametrize("use", ["late", "late_unseen"])
 @pytest.mark.parametrize("op", ["exit_now", "exit_inside"])
-def test_exit3_a_worker_that_calls_exit_ends_the_others_and_runs_no_handler(host, op):
-    """Also by the C library's own call, which reaches the hook as the last handler registered."""
+def test_exit3_a_worker_that_calls_exit_ends_the_others_and_runs_no_handler(host, op, use):
+    """Also by the C library's own call, which reaches the hook as the last handler registered, and with a
+    handler that the host cannot see being registered, where the plugin says so."""
     h = start(host)
-    h.call("run", "late")
+    h.call("run", use)
     h.call("leave", "busy")
     until(lambda: h.pool("first")["running"] == 1, what="a running task")
     began = time.monotonic()

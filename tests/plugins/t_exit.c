@@ -201,14 +201,31 @@ static bh_status run_go(void *state, struct bh_task *task, const struct bh_value
 
 static bh_status run_late(void *state, struct bh_task *task, const struct bh_value *args)
 {
-	struct exiting *e = state;
-
+	(void)state;
 	(void)task;
 	if (args[0].as.boolean)
 		atexit(handler_hang);
 	else if (!atomic_exchange(&used_late, 1))
 		atexit(handler_late);
-	e->host->exit_hook_refresh(e->ctx); /* not needed for atexit(), and harmless */
+	return 0;
+}
+
+static void handler_unseen(int status, void *unused)
+{
+	(void)status;
+	(void)unused;
+	if (getpid() == host_pid)
+		note("handler-late");
+}
+
+static bh_status run_late_unseen(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct exiting *e = state;
+
+	(void)task;
+	(void)args;
+	on_exit(handler_unseen, NULL);
+	e->host->exit_hook_refresh(e->ctx);
 	return 0;
 }
 
@@ -281,6 +298,9 @@ static const struct bh_op ops[] = {
 	{ .name = "exit_inside", .args = "status:int", .run = run_exit_inside, .doc = "errx()" },
 	{ .name = "go", .run = run_go, .doc = "Lets the other threads call exit()." },
 	{ .name = "late", .args = "hang:bool=false", .run = run_late, .doc = "First use." },
+	{ .name = "late_unseen",
+	  .run = run_late_unseen,
+	  .doc = "By on_exit(), and tells the host." },
 	{ .name = "burst", .args = "n:int", .run = run_burst, .doc = "Registers n handlers." },
 	{ .name = "busy", .run = run_busy, .doc = "Runs until it is cancelled." },
 	{ .name = "stuck", .run = run_stuck, .doc = "Never returns." },
