@@ -768,28 +768,117 @@ static void sup6_not_by_itself(void)
 	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
 }
 
+struct joiner {
+	struct bh_pool *pool;
+	_Atomic int timeouts;
+	bh_status result;
+	pthread_t thread;
+};
+
 static void *join_it(void *arg)
 {
-	return (void *)(intptr_t)bh_pool_join(arg, PATIENCE, NULL);
+	struct joiner *joiner = arg;
+
+	while ((joiner->result = bh_pool_join(joiner->pool, SOON_MS(50), NULL)) == -ETIMEDOUT)
+		atomic_fetch_add(&joiner->timeouts, 1);
+	return NULL;
+}
+
+static void wait_when_clean(struct bh_pool *pool, enum bh_pool_state state, void *arg)
+{
+	(void)pool;
+	if (state == BH_POOL_CLEAN)
+		gate_pass(arg);
 }
 
 static void sup6_two_joiners(void)
 {
+	struct joiner joiners[2];
+	struct gate gate = { 0 };
 	struct fixture fx;
-	pthread_t threads[2];
-	void *result;
+
+	/* Published, but its thread has not ended: both are at it when it does. */
+	fixture_init(&fx, 1, 8);
+	fx.config.announce = wait_when_clean;
+	fx.config.announce_arg = &gate;
+	fixture_start(&fx);
+	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
+	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
+	for (int i = 0; i < 2; i++) {
+		joiners[i] = (struct joiner){ .pool = fx.pool, .result = 1 };
+		CU_ASSERT_EQUAL_FATAL(
+			pthread_create(&joiners[i].thread, NULL, join_it, &joiners[i]), 0);
+	}
+	for (int i = 0; i < 2; i++)
+		CU_ASSERT_TRUE(UNTIL(atomic_load(&joiners[i].timeouts) > 0));
+	gate_open(&gate);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(joiners[i].thread, NULL);
+		CU_ASSERT_EQUAL(joiners[i].result, 0);
+	}
+	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+/* ---- SUP-9 ----------------------------------------------------------------------------------- */
+
+static void sup9_expired_join_tries(void)
+{
+	struct fixture fx;
 
 	fixture_init(&fx, 1, 8);
 	fixture_start(&fx);
 	bh_pool_stop(fx.pool, PATIENCE, PATIENCE);
 	CU_ASSERT_EQUAL_FATAL(bh_pool_wait_ended(fx.pool, PATIENCE, NULL), 0);
-	for (int i = 0; i < 2; i++)
-		CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[i], NULL, join_it, fx.pool), 0);
-	for (int i = 0; i < 2; i++) {
-		pthread_join(threads[i], &result);
-		CU_ASSERT_EQUAL((intptr_t)result, 0);
-	}
+	CU_ASSERT_EQUAL(bh_pool_wait_ended(fx.pool, PAST, NULL), 0);
+	/* Its thread ends a moment after it has published. */
+	CU_ASSERT_TRUE(UNTIL(bh_pool_join(fx.pool, PAST, NULL) == 0));
 	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
+}
+
+struct room {
+	struct bh_pool *pool;
+	enum bh_admission admission;
+	_Atomic bool back;
+};
+
+static void *wait_for_room(void *arg)
+{
+	struct room *room = arg;
+	const struct bh_submission s = { .deadline = BH_NEVER };
+
+	room->admission = bh_pool_submit_wait(room->pool, &s, SOON_MS(20), NULL);
+	atomic_store(&room->back, true);
+	return NULL;
+}
+
+/* Clean-up tasks come and go in the reserve, and each wakes who waits for a common place: that one
+ * never gets one, and its deadline must not begin anew. */
+static void sup9_wake_ups_do_not_prolong(void)
+{
+	const struct bh_submission cleanup = { .flags = BH_SUBMIT_CLEANUP, .deadline = BH_NEVER };
+	struct room room = { .back = false };
+	_Atomic uint64_t id = 0;
+	struct bh_ticket *pending;
+	pthread_t thread;
+	struct fixture fx;
+
+	fixture_init(&fx, 1, 1);
+	fx.config.reserve = 2;
+	fixture_start(&fx);
+	pending = fixture_submit(&fx, fn_pend, &id);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0));
+	CU_ASSERT_TRUE(UNTIL(fixture_try(&fx, fn_nop, NULL, NULL, NULL, NULL) == BH_OVERLOADED));
+	room.pool = fx.pool;
+	CU_ASSERT_EQUAL_FATAL(pthread_create(&thread, NULL, wait_for_room, &room), 0);
+	CU_ASSERT_TRUE(UNTIL(fixture_outcome(fixture_submit_how(&fx, fn_nop, NULL, &cleanup)) !=
+				     BH_OUTCOME_DONE ||
+			     atomic_load(&room.back)));
+	CU_ASSERT_TRUE(room.back);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	pthread_join(thread, NULL);
+	CU_ASSERT_EQUAL(room.admission, BH_OVERLOADED);
+	CU_ASSERT_EQUAL(fixture_outcome(pending), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
 }
 
 /* ---- SUP-10 and giving up -------------------------------------------------------------------- */
@@ -1280,6 +1369,8 @@ static const struct bh_test tests[] = {
 	{ "SUP-6: an early join is refused, a second one replayed", sup6_join },
 	{ "SUP-6: the supervisor cannot join itself", sup6_not_by_itself },
 	{ "SUP-6: two joiners both get the result", sup6_two_joiners },
+	{ "SUP-9: an expired join tries once", sup9_expired_join_tries },
+	{ "SUP-9: wake-ups do not prolong a wait", sup9_wake_ups_do_not_prolong },
 	{ "SUP-10: an abandoned task keeps its arguments until it is completed",
 	  sup10_pending_is_abandoned },
 	{ "SUP-10: a freed pool keeps what has not ended", sup10_freed_pool_keeps_it },
