@@ -1105,12 +1105,14 @@ static void wedged_worker(void)
 }
 
 static struct gate cancel_gate;
+static _Atomic bool cancel_left;
 
 static void wait_in_cancel(struct fixture *fx, uint64_t task_id)
 {
 	(void)fx;
 	(void)task_id;
 	gate_pass(&cancel_gate);
+	atomic_store(&cancel_left, true);
 }
 
 /* Nobody else can tell the queue then: who gives the pool up does, before it is published. */
@@ -1120,10 +1122,13 @@ static void wedged_in_cancel(void)
 	struct gate gate = { 0 };
 	struct bh_ticket *pending, *running, *queued;
 	struct bh_pool_books books;
+	struct bh_error cause;
 	struct fixture fx;
 	json_t *report = NULL;
+	uint64_t began_ns;
 
 	cancel_gate = (struct gate){ 0 };
+	atomic_store(&cancel_left, false);
 	fixture_init(&fx, 1, 8);
 	fx.on_cancel = wait_in_cancel;
 	fixture_start(&fx);
@@ -1134,7 +1139,12 @@ static void wedged_in_cancel(void)
 	queued = fixture_submit(&fx, fn_nop, NULL);
 	bh_ticket_cancel(pending, false);
 	CU_ASSERT_TRUE(UNTIL(atomic_load(&cancel_gate.arrived) == 1));
+	began_ns = bh_now_ns();
+	CU_ASSERT_TRUE(UNTIL(bh_now_ns() - began_ns >= 5 * BH_NS_PER_MS));
 	CU_ASSERT_TRUE(bh_pool_give_up(fx.pool, &report));
+	CU_ASSERT_TRUE(bh_pool_cause(fx.pool, &cause));
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&cause, "thread"), "fixture/0");
+	CU_ASSERT_TRUE(atoi(bh_error_fact(&cause, "since_ms")) >= 5);
 	CU_ASSERT_STRING_EQUAL(json_string_value(json_object_get(report, "step")), "cancel");
 	json_decref(report);
 	CU_ASSERT_EQUAL(bh_ticket_outcome(queued), BH_OUTCOME_CANCELLED);
@@ -1143,8 +1153,11 @@ static void wedged_in_cancel(void)
 	bh_pool_books(fx.pool, &books);
 	CU_ASSERT_EQUAL(books.queued + books.running + books.pending, 0);
 	CU_ASSERT_EQUAL(books.submitted, books.cancelled + books.abandoned);
-	gate_open(&cancel_gate);
 	gate_open(&gate);
+	/* The supervisor does not keep the worker. */
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&fx.n_stopped) == 1));
+	CU_ASSERT_FALSE(atomic_load(&cancel_left));
+	gate_open(&cancel_gate);
 	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
 	CU_ASSERT_EQUAL(bh_pool_join(fx.pool, PATIENCE, NULL), 0);
 	bh_ticket_unref(queued);
