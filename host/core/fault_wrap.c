@@ -37,6 +37,12 @@ WRAP(void *, reallocarray, NULL, BH_FAULT_ALLOC, (void *old, size_t n, size_t si
 WRAP(char *, strdup, NULL, BH_FAULT_ALLOC, (const char *text), (text))
 WRAP(char *, strndup, NULL, BH_FAULT_ALLOC, (const char *text, size_t length), (text, length))
 WRAP(FILE *, open_memstream, NULL, BH_FAULT_ALLOC, (char **text, size_t *size), (text, size))
+WRAP(FILE *, fdopen, NULL, BH_FAULT_ALLOC, (int fd, const char *mode), (fd, mode))
+/* glibc's header makes getline() of it. */
+WRAP(ssize_t, __getdelim, -1, BH_FAULT_ALLOC, (char **line, size_t *size, int end, FILE *file),
+     (line, size, end, file))
+WRAP(int, setenv, -1, BH_FAULT_ALLOC, (const char *name, const char *value, int over),
+     (name, value, over))
 WRAP(int, pthread_create, EAGAIN, BH_FAULT_THREAD,
      (pthread_t * thread, const pthread_attr_t *attr, void *(*fn)(void *), void *arg),
      (thread, attr, fn, arg))

@@ -31,6 +31,7 @@ FIRST, SPREAD = 30, 30
 MANIFEST = f"""
     [host]
     shutdown_timeout = {SHUTDOWN_S}s
+    env.BH_TEST = walked
     [plugin count]
     library = t_count
     workers = 2
