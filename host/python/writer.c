@@ -2,6 +2,7 @@
 /* writer - see writer.h. Thread: any of Python's. GIL: held. Keeps: CP-1. */
 #include "config.h"
 
+#define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 #include "host/python/writer.h"
