@@ -20,6 +20,7 @@ struct thrower {
 	const struct bh_services *host;
 	const char *where; /* the callback that throws; "none" */
 	std::atomic<int> unwound;
+	std::atomic<bool> used; /* an op has run: progress() may throw */
 };
 
 void throw_if(const thrower *t, const char *callback)
@@ -49,8 +50,9 @@ struct local {
 };
 thread_local local at_thread_end;
 
-bh_status run_nop(void *, struct bh_task *, const struct bh_value *)
+bh_status run_nop(void *state, struct bh_task *, const struct bh_value *)
 {
+	static_cast<thrower *>(state)->used = true;
 	return 0;
 }
 
@@ -127,7 +129,7 @@ bh_status run_pend(void *, struct bh_task *, const struct bh_value *)
 
 bh_status throw_open(struct bh_context *ctx, const struct bh_services *host, void **ret_state)
 {
-	thrower *t = new thrower{ ctx, host, host->option_text(ctx, "where"), {} };
+	thrower *t = new thrower{ ctx, host, host->option_text(ctx, "where"), {}, {} };
 
 	if (std::strcmp(t->where, "open") == 0) {
 		delete t;
@@ -165,10 +167,11 @@ bh_status throw_worker_stop(void *state, uint32_t)
 void throw_progress(void *state, uint32_t, int stop_fd)
 {
 	struct pollfd fd = { stop_fd, POLLIN, 0 };
+	thrower *t = static_cast<thrower *>(state);
 
-	throw_if(static_cast<thrower *>(state), "progress");
-	while (poll(&fd, 1, -1) < 1)
-		;
+	while (poll(&fd, 1, 10) < 1)
+		if (t->used)
+			throw_if(t, "progress");
 }
 
 void throw_cancel(void *state, uint64_t)
