@@ -39,7 +39,7 @@ struct bh_postbox *bh_control_postbox(struct bh_control *control);
 enum bh_milestone {
 	BH_MILESTONE_PYTHON_UP,	    /* main serves requests */
 	BH_MILESTONE_PYTHON_FAILED, /* with a cause: status 78 */
-	BH_MILESTONE_LOOP_FAILED, /* with a cause; main refuses requests until LEAVE: status 70 */
+	BH_MILESTONE_LOOP_FAILED,   /* with a cause; main refuses requests until LEAVE: status 70 */
 	BH_MILESTONE_LEFT_LOOP,
 	BH_MILESTONE_PYTHON_ENDED, /* atexit functions have run */
 	BH_MILESTONE_GATE_CLOSED,
