@@ -417,11 +417,12 @@ static bool may_complete(const struct bh_task *task)
 
 static bh_status complete_locked(struct bh_pool *pool, uint64_t id, bh_status status,
 				 struct bh_value *value, const struct bh_error *error,
-				 const char **ret_op, struct bh_aftermath *after)
-	BH_NEEDS(pool->lock);
+				 const char **ret_op, uint64_t *ret_late_ns,
+				 struct bh_aftermath *after) BH_NEEDS(pool->lock);
 static bh_status complete_locked(struct bh_pool *pool, uint64_t id, bh_status status,
 				 struct bh_value *value, const struct bh_error *error,
-				 const char **ret_op, struct bh_aftermath *after)
+				 const char **ret_op, uint64_t *ret_late_ns,
+				 struct bh_aftermath *after)
 {
 	struct bh_task *task = bh_task_find_locked(pool, id);
 	struct bh_verdict verdict;
@@ -430,6 +431,8 @@ static bh_status complete_locked(struct bh_pool *pool, uint64_t id, bh_status st
 	if (!may_complete(task))
 		return -ESRCH;
 	task->completed = true;
+	if (status == 0 && bh_deadline_passed(task->deadline))
+		*ret_late_ns = bh_now_ns() - task->deadline.at_ns;
 	if (task->told == BH_OUTCOME_NONE) {
 		verdict = judge(task, status, error);
 		if (value)
@@ -448,15 +451,20 @@ bh_status bh_pool_complete(struct bh_pool *pool, uint64_t task_id, bh_status sta
 	struct bh_aftermath after = { .args = NULL };
 	const char *op = "unknown";
 	bh_status st = -EINVAL;
+	uint64_t late_ns = 0;
 
 	if (status <= 0 && !bh_pool_is_forked()) {
 		bh_mutex_lock(&pool->lock);
-		st = complete_locked(pool, task_id, status, value, error, &op, &after);
+		st = complete_locked(pool, task_id, status, value, error, &op, &late_ns, &after);
 		bh_mutex_unlock(&pool->lock);
 		bh_aftermath_run(&after);
 	}
 	if (value)
 		bh_value_clear(value); /* nobody wanted it, or it has passed over */
+	if (late_ns) /* what is done is done, but the plugin does not heed its deadlines */
+		bh_log(BH_LOG_WARNING, "pool", "completed a task after its deadline",
+		       BH_STR("pool", pool->label), BH_STR("op", op), BH_INT("task", task_id),
+		       BH_INT("late_ms", late_ns / BH_NS_PER_MS));
 	if (st < 0)
 		bh_log(BH_LOG_ERROR, "pool",
 		       st == -ESRCH

@@ -390,6 +390,33 @@ static void sup10_device_writes_after_the_deadline(void)
 	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
 }
 
+/* Nobody has given it up: it is done, and the log says how late. */
+static void sup4_completed_after_its_deadline(void)
+{
+	struct capture capture;
+	struct bh_submission how = { .deadline = SOON_MS(1500) };
+	_Atomic uint64_t id = 0;
+	struct bh_ticket *ticket;
+	struct fixture fx;
+	char task[32];
+	const char *text;
+
+	fixture_init(&fx, 1, 8);
+	fixture_start(&fx);
+	ticket = fixture_submit_how(&fx, fn_pend, &id, &how);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0));
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&fx.n_cancel) >= 1)); /* the deadline has passed */
+	capture_begin(&capture);
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	text = capture_end(&capture);
+	task_fact(task, sizeof(task), id);
+	CU_ASSERT_EQUAL(LINES(text, "level=warning", "pool=fixture", "op=call", task), 1);
+	CU_ASSERT_EQUAL(bh_ticket_wait(ticket, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(bh_ticket_outcome(ticket), BH_OUTCOME_DONE);
+	bh_ticket_unref(ticket);
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
+}
+
 /* ---- who completes what nobody waits for ------------------------------------------------------ */
 
 static void sup4_stray_completions_change_nothing(void)
@@ -497,6 +524,8 @@ static const struct bh_test tests[] = {
 	  sup10_told_but_still_running },
 	{ "SUP-10: a device writes after cancel; a task past its deadline is not completed",
 	  sup10_device_writes_after_the_deadline },
+	{ "SUP-4: a pending task completed after its deadline is done, and named as late",
+	  sup4_completed_after_its_deadline },
 	{ "SUP-4: a completion after the end names pool, op and task and changes nothing",
 	  sup4_stray_completions_change_nothing },
 	{ "SUP-4: completed by two threads at once, one is the end",
