@@ -274,6 +274,17 @@ static int policy_length(const char *policy)
 	return *policy == '-' ? 1 : (int)strcspn(policy, "-");
 }
 
+/* A site that nobody has come by yet says nothing to people; --json has it. */
+static bool was_used(const json_t *site)
+{
+	static const char *const keys[] = { "entries", "nested", "unsanctioned", "held_s" };
+
+	for (size_t i = 0; i < BH_ARRAY_LEN(keys); i++)
+		if (!(number_of(site, keys[i]) <= 0)) /* also what is not there: NAN */
+			return true;
+	return false;
+}
+
 static void show_sites(FILE *out, const json_t *sites)
 {
 	static const struct bh_column columns[] = {
@@ -292,6 +303,8 @@ static void show_sites(FILE *out, const json_t *sites)
 	{
 		const char *policy = string_of(site, "policy");
 
+		if (!was_used(site))
+			continue;
 		bh_columns_cell(&table, "%s", string_of(site, "site"));
 		bh_columns_cell(&table, "%.*s", policy_length(policy), policy);
 		bh_columns_cell(&table, "%s", count_of(site, "entries").bytes);

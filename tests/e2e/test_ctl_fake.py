@@ -199,6 +199,14 @@ def test_gil_shows_the_holder_sites_and_threads(scene):
     assert "holder: nobody" in scene.ctl("gil").stdout
 
 
+def test_gil_leaves_out_sites_that_nobody_has_come_by(scene):
+    idle = {**SITE, "site": "host.idle", "entries": 0, "nested": 0, "unsanctioned": 0, "held_s": 0}
+    scene.host().answers["GET /v1/gil"] = (200, {**GIL, "sites": [{**idle, "site": "held.only", "held_s": 0.5}, idle]})
+    out = scene.ctl("gil").stdout
+    assert "held.only" in out and "host.idle" not in out
+    assert "host.idle" in scene.ctl("--json", "gil").stdout
+
+
 @pytest.mark.parametrize("command", [command for command, _ in QUERIES])
 @pytest.mark.parametrize("reply", [{}, {"plugins": 3, "pools": [None, 7], "sites": [{}], "threads": {}, "holder": 1}])
 def test_strange_replies_are_shown_as_far_as_they_go(scene, command, reply):
