@@ -17,6 +17,7 @@
 
 #include "host/core/log.h"
 #include "host/core/stack.h"
+#include "host/core/wedge.h"
 
 #define COMPONENT "conductor"
 
@@ -251,23 +252,7 @@ static void log_wedge(const struct bh_pool *pool, const json_t *report, struct b
 		json_unpack((json_t *)report, "{s?s}", "step", &step);
 	bh_log(BH_LOG_ERROR, COMPONENT, "pool is wedged", BH_STR("pool", bh_pool_label(pool)),
 	       BH_STR("step", step), BH_INT("threads", json_array_size(threads)));
-	json_array_foreach(threads, i, row)
-	{
-		const char *thread = "", *doing = "", *op = "";
-		json_int_t tid = 0, task = 0, worker = -1;
-		double since = 0;
-		char since_text[32], stack[2048];
-
-		json_unpack(row, "{s?s, s?I, s?s, s?I, s?s, s?I, s?F}", "thread", &thread, "tid",
-			    &tid, "step", &doing, "worker", &worker, "op", &op, "task", &task,
-			    "since_s", &since);
-		snprintf(since_text, sizeof(since_text), "%.3f", since);
-		bh_stack_render((uint32_t)tid, stacks, stack, sizeof(stack));
-		bh_log(BH_LOG_ERROR, COMPONENT, "stuck thread", BH_STR("pool", bh_pool_label(pool)),
-		       BH_STR("thread", thread), BH_INT("tid", tid), BH_STR("step", doing),
-		       BH_INT("worker", worker), BH_STR("op", op), BH_INT("task", task),
-		       BH_STR("for_s", since_text), BH_STR("stack", stack));
-	}
+	json_array_foreach(threads, i, row) bh_wedge_log_thread(COMPONENT, pool, row, stacks);
 }
 
 /* Names what main was doing for whom, who holds the GIL, and main's stack. */

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "host/core/log.h"
-#include "host/core/stack.h"
+#include "host/core/wedge.h"
 
 #define COMPONENT "exit"
 #define STATUS_WEDGED 70
@@ -82,18 +82,7 @@ static void report_stuck(struct bh_pool *pool)
 	(void)bh_pool_cause(pool, &cause);
 	bh_log_error(BH_LOG_ERROR, COMPONENT, "pool did not end in time", &cause);
 	json_array_foreach(json_object_get(report, "threads"), i, row)
-	{
-		const char *thread = "", *op = "";
-		json_int_t tid = 0, task = 0;
-		char stack[2048];
-
-		json_unpack(row, "{s?s, s?I, s?s, s?I}", "thread", &thread, "tid", &tid, "op", &op,
-			    "task", &task);
-		bh_stack_render((uint32_t)tid, bh_deadline_after(STACK_NS), stack, sizeof(stack));
-		bh_log(BH_LOG_ERROR, COMPONENT, "stuck thread", BH_STR("pool", bh_pool_label(pool)),
-		       BH_STR("thread", thread), BH_INT("tid", tid), BH_STR("op", op),
-		       BH_INT("task", task), BH_STR("stack", stack));
-	}
+		bh_wedge_log_thread(COMPONENT, pool, row, bh_deadline_after(STACK_NS));
 	json_decref(report);
 }
 
