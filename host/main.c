@@ -40,6 +40,8 @@
 /* The manifest's table numbers its choices without knowing of host/gil. */
 static_assert(BH_GIL_COUNT == 0 && BH_GIL_LOG == 1 && BH_GIL_ABORT == 2,
 	      "[gil] unsanctioned = count | log | abort");
+static_assert(BH_GIL_LEDGER_FULL == 0 && BH_GIL_LEDGER_SITES == 1 && BH_GIL_LEDGER_OFF == 2,
+	      "[gil] ledger = full | sites | off");
 
 struct options {
 	const char *files[LIST_MAX], *sets[LIST_MAX], *plugin_dirs[LIST_MAX + 1];
@@ -330,6 +332,7 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 		st = bh_exit_registry_new(&host->registry, err);
 	if (st == 0 && pthread_atfork(NULL, NULL, bh_pool_forked) != 0)
 		st = bh_raise(err, -ENOMEM, "main.atfork");
+	bh_gil_set_ledger((enum bh_gil_ledger)host->config->ledger);
 	bh_gil_set_unsanctioned((enum bh_gil_unsanctioned)host->config->unsanctioned);
 	bh_views_add(&host->views, "pools", render_pools, host);
 	bh_views_add(&host->views, "gil", bh_gil_render, NULL);

@@ -913,9 +913,10 @@ static void on_reply(struct bh_request *request)
 		c->main_answers = true;
 		break;
 	case BH_REQUEST_LEAVE:
-		break; /* the milestone LEFT_LOOP says it */
-	case BH_REQUEST_APP_CALL:
-		bh_unreachable(); /* answered by the admin API */
+		break;		   /* the milestone LEFT_LOOP says it */
+	case BH_REQUEST_APP_CALL:  /* answered by the admin API */
+	case BH_REQUEST_SUPERVISE: /* nobody's answer */
+		bh_unreachable();
 	}
 	bh_request_free(request);
 }

@@ -50,6 +50,10 @@ void bh_control_report(struct bh_control *control, enum bh_milestone milestone,
 		       const struct bh_error *cause);
 void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
 			      enum bh_pool_state state);
+/* Has the apps' supervise() told of `event` ({"kind": …}, see docs/python-api.md), whose reference
+ * passes over; NULL is nothing. Events keep their order; those that come when main has left its loop
+ * are dropped. Any thread, never blocks. */
+void bh_control_tell_apps(struct bh_control *control, json_t *event);
 void bh_control_exit_asked(struct bh_control *control, int status, const char *app);
 
 /* exit() was called: its hook takes the pools down (EXIT-3) and the conductor stands back. Any

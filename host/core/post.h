@@ -43,6 +43,7 @@ enum bh_request_kind {
 	BH_REQUEST_APP_START,	/* await its start() */
 	BH_REQUEST_APP_STOP,	/* await its stop() */
 	BH_REQUEST_APP_CALL,	/* run an endpoint */
+	BH_REQUEST_SUPERVISE,	/* tell the apps of the event in `body` (JSON); no index */
 	BH_REQUEST_GIVE_UP,	/* cancel what runs for requests that are given up; no index */
 	BH_REQUEST_LEAVE,	/* leave the asyncio loop; no request follows */
 };
@@ -55,7 +56,7 @@ struct bh_request {
 	uint32_t index; /* plugin or app, in manifest order */
 	char *endpoint; /* APP_CALL: "app/endpoint" split: app name and endpoint name … */
 	char *app;	/* … owned, NUL-terminated */
-	char *body;	/* APP_CALL: JSON text as the client sent it; owned */
+	char *body;	/* APP_CALL, SUPERVISE: JSON text; owned */
 	size_t body_len;
 	/* A: relaxed; the asker no longer cares (client gone, deadline): main cancels what runs for
 	 * it when it next sees a BH_REQUEST_GIVE_UP. */

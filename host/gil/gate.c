@@ -352,6 +352,17 @@ void bh_gil_main_enter(bh_gil_site site)
 		self->depth = depth;
 }
 
+bh_gil_site bh_gil_main_switch(bh_gil_site site)
+{
+	struct bh_gil_thread *self = &bh_gil_self;
+	bh_gil_site before = self->depth > 0 && self->account < BH_GIL_SITES_MAX ? self->account
+										 : BH_GIL_SITE_NONE;
+
+	assert(self->exempt && bh_gil_holds());
+	bh_gil_main_enter(site);
+	return before;
+}
+
 /* ---- workers --------------------------------------------------------------------------------- */
 
 bh_status bh_gil_worker_start(struct bh_error *err)

@@ -13,6 +13,7 @@
 
 #include "host/core/clock.h"
 #include "host/core/error.h"
+#include "host/core/histogram.h"
 #include "host/core/identity.h"
 
 /* The GIL as a capability for clang's analysis. It is never locked by name. */
@@ -22,14 +23,19 @@ extern struct BH_CAPABILITY("gil") bh_gil_capability {
 
 /* Host sites; plugin sites follow with numbers of their own. */
 enum bh_gil_host_site {
-	BH_SITE_BOOTSTRAP,   /* the interpreter comes up, the package is imported */
-	BH_SITE_DISPATCH,    /* main: one wake-up of the asyncio loop */
-	BH_SITE_DRAIN,	     /* main: a wake-up that resolves outcomes */
-	BH_SITE_WORKER_INIT, /* a worker makes or destroys its thread state */
-	BH_SITE_STOP,	     /* main: Python's own end */
-	BH_SITE_TEST,	     /* tests */
+	BH_SITE_BOOTSTRAP,     /* main: the interpreter comes up, the package is imported */
+	BH_SITE_APP_CONSTRUCT, /* main: an app's module is imported, its object is made */
+	BH_SITE_DISPATCH,      /* main: one wake-up of the asyncio loop */
+	BH_SITE_DRAIN,	       /* main: a wake-up that resolves outcomes */
+	BH_SITE_SUPERVISE,     /* main: the apps are told of an event */
+	BH_SITE_RELEASE,       /* main or the courier: references are dropped (GIL-9) */
+	BH_SITE_WORKER_INIT,   /* a worker makes or destroys its thread state */
+	BH_SITE_PROBE,	       /* the probe measures how long the GIL takes to get */
+	BH_SITE_STOP,	 /* main: Python's own end: threads are joined, atexit functions run */
+	BH_SITE_CLEANUP, /* main: the interpreter is taken down */
+	BH_SITE_TEST,	 /* tests */
 };
-#define BH_GIL_HOST_SITES 6
+#define BH_GIL_HOST_SITES 11
 
 typedef uint32_t bh_gil_site; /* a host site, or what bh_gil_site_add gave */
 #define BH_GIL_SITES_MAX 1024
@@ -47,6 +53,13 @@ void bh_gil_adopt_main(void);
 bh_status bh_gil_site_add(const char *label, const char *name, enum bh_site_policy policy,
 			  bh_gil_site *ret_site, struct bh_error *err) BH_MUST_CHECK;
 const char *bh_gil_site_name(bh_gil_site site);
+
+/* [gil] ledger. FULL: sites and raw calls, these by library. SITES: raw calls pass the gate and the
+ * policy but are not booked. OFF: nothing is booked and no clock is read; the gate, the policy
+ * (unsanctioned entries are counted and logged) and the holder's name remain. Before threads are
+ * made. */
+enum bh_gil_ledger { BH_GIL_LEDGER_FULL, BH_GIL_LEDGER_SITES, BH_GIL_LEDGER_OFF };
+void bh_gil_set_ledger(enum bh_gil_ledger ledger);
 
 enum bh_gil_unsanctioned { BH_GIL_COUNT, BH_GIL_LOG, BH_GIL_ABORT };
 void bh_gil_set_unsanctioned(enum bh_gil_unsanctioned what);
@@ -75,6 +88,11 @@ void bh_gil_leave(struct bh_gil_scope *scope);
  * another site. For the asyncio selector. Main only. */
 void bh_gil_main_leave(void);
 void bh_gil_main_enter(bh_gil_site site);
+
+/* Main, inside a scope and holding the GIL: its outermost scope ends and one at `site` begins,
+ * without letting go of the GIL. Returns the site that it was at (BH_GIL_SITE_NONE: none), to go
+ * back to. */
+bh_gil_site bh_gil_main_switch(bh_gil_site site);
 
 /* The interpreter is up, main holds the GIL: main's scope at host.bootstrap begins, and the
  * holder's record may be read. Main, right after the initialization. A record that does not name
@@ -107,9 +125,11 @@ uint64_t bh_gil_unsanctioned_count(void);
 
 struct bh_gil_holder {
 	bool held;
-	uint32_t tid;	   /* kernel id of the holder's thread; 0 unknown */
-	bh_gil_site site;  /* its outermost site, or BH_GIL_SITE_NONE (Python's own, raw) */
-	uint64_t since_ns; /* monotonic; when the watchdog first saw it, or its scope began */
+	uint32_t tid;	     /* kernel id of the holder's thread; 0 unknown */
+	bh_gil_site site;    /* its outermost site, or BH_GIL_SITE_NONE (Python's own, raw) */
+	const char *account; /* what it is booked under: "label.site", "python", "raw:libx.so";
+				for good */
+	uint64_t since_ns;   /* monotonic; when the watchdog first saw it, or its scope began */
 	struct bh_identity identity; /* plane none when the host does not know the thread */
 	char thread[16];
 };
@@ -118,7 +138,35 @@ struct bh_gil_holder {
 void bh_gil_holder_read(struct bh_gil_holder *ret_holder);
 /* One sample, by the watchdog every `elapsed_ns`: adds that share to the holder's site. */
 void bh_gil_sample(uint64_t elapsed_ns);
-/* GET /v1/gil; control loop; never blocks. */
+/* GET /v1/gil; any thread; never blocks. */
 json_t *bh_gil_render(void *arg);
+/* Its parts, for reports. Thread: any; never block. NULL without memory.
+ * holder: {thread, tid, plane, label, site, since_s, library}, or null when nobody holds it;
+ * `library` is there for raw callers. waiters: [{thread, tid, plane, label, site, since_s}], the
+ * one that has waited for the longest first. */
+json_t *bh_gil_render_holder(void);
+json_t *bh_gil_render_waiters(void);
+
+/* ---- the books ------------------------------------------------------------------------------- */
+
+struct bh_gil_times {
+	const struct bh_histogram *histogram; /* its n is the number of times */
+	uint64_t total_ns, max_ns;
+	uint64_t max_at_ns;  /* monotonic; 0: unknown (two maxima met) */
+	char max_thread[16]; /* whose it was; "" unknown */
+	uint32_t max_tid;
+};
+
+/* One account on one plane. */
+struct bh_gil_stats {
+	const char *account; /* "label.site", "host.site", "python", "raw:libx.so"; for good */
+	const char *policy;  /* "control-allowed", "data-only", "python" */
+	enum bh_plane plane;
+	uint64_t entries, nested, unsanctioned, held_ns;
+	struct bh_gil_times wait, inside;
+};
+/* What has been used so far, one after the other; `*cursor` begins at 0. Thread: any; never blocks.
+ */
+bool bh_gil_stats_next(uint32_t *cursor, struct bh_gil_stats *ret_stats);
 
 #endif

@@ -77,6 +77,13 @@ static struct {
 	_Atomic uint64_t sampled_ns;
 } sighting;
 
+static enum bh_gil_ledger books = BH_GIL_LEDGER_FULL; /* I: once threads are made */
+
+void bh_gil_set_ledger(enum bh_gil_ledger ledger)
+{
+	books = ledger;
+}
+
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static uint64_t doing_pack(const struct doing *doing)
@@ -469,6 +476,7 @@ static void holding_describe(const struct holding *holding, struct bh_gil_holder
 		.held = true,
 		.tid = holding->tid,
 		.site = holding->account < BH_GIL_SITES_MAX ? holding->account : BH_GIL_SITE_NONE,
+		.account = bh_gil_account_name(holding->account),
 		.since_ns = holding->in_scope ? holding->since_ns : holding_sighted_ns(holding),
 		.identity = who.identity,
 	};

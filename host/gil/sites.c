@@ -62,14 +62,24 @@ static struct site_class host_site_class(enum bh_gil_host_site site)
 	switch (site) {
 	case BH_SITE_BOOTSTRAP:
 		return (struct site_class){ "host.bootstrap", BH_SITE_CONTROL_ALLOWED };
+	case BH_SITE_APP_CONSTRUCT:
+		return (struct site_class){ "host.app-construct", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_DISPATCH:
 		return (struct site_class){ "host.dispatch", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_DRAIN:
 		return (struct site_class){ "host.drain", BH_SITE_CONTROL_ALLOWED };
+	case BH_SITE_SUPERVISE:
+		return (struct site_class){ "host.supervise", BH_SITE_CONTROL_ALLOWED };
+	case BH_SITE_RELEASE:
+		return (struct site_class){ "host.release", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_WORKER_INIT:
 		return (struct site_class){ "host.worker-init", BH_SITE_DATA_ONLY };
+	case BH_SITE_PROBE: /* a thread of no plane */
+		return (struct site_class){ "host.probe", BH_SITE_DATA_ONLY };
 	case BH_SITE_STOP:
 		return (struct site_class){ "host.stop", BH_SITE_CONTROL_ALLOWED };
+	case BH_SITE_CLEANUP:
+		return (struct site_class){ "host.cleanup", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_TEST:
 		return (struct site_class){ "host.test", BH_SITE_CONTROL_ALLOWED };
 	}

@@ -275,6 +275,8 @@ static const struct key_row host_rows[] = {
 	{ HOST("app_stop_timeout", BH_OPT_DURATION, app_stop_timeout_ns, .preset = "10s",
 	       .min = 100 * NS_PER_MS, .max = NS_PER_H,
 	       .doc = "An app's stop() takes no longer.") },
+	{ HOST("stall_after", BH_OPT_DURATION, stall_after_ns, .preset = "250ms", .min = 0,
+	       .max = NS_PER_H, .doc = "The control loop's silence that is a stall; 0: none is.") },
 	{ HOST("log_level", BH_OPT_ENUM, log_level, .preset = "info",
 	       .choices = "debug|info|warning|error", .doc = "Lines below it are not written.") },
 	{ HOST("on_pool_failure", BH_OPT_ENUM, on_pool_failure, .preset = "keep",
@@ -288,11 +290,23 @@ static const struct key_row python_rows[] = {
 	       .doc = "A virtual environment of the same Python.") },
 	{ HOST("path", BH_OPT_STR, python_path, .doc = "Directories put on sys.path."),
 	  .store = path_store },
+	{ HOST("event_loop", BH_OPT_STR, python_loop,
+	       .doc = "A callable that makes main's event loop; preset: the host's own."),
+	  .check = object_ok, .reason = "names no callable",
+	  .accepted = "module:callable, such as uvloop:new_event_loop" },
+	{ HOST("stall_after", BH_OPT_DURATION, python_stall_after_ns, .preset = "1s", .min = 0,
+	       .max = NS_PER_H, .doc = "The asyncio loop's silence that is a stall; 0: none is.") },
 };
 
 static const struct key_row gil_rows[] = {
 	{ HOST("sample_interval", BH_OPT_DURATION, sample_interval_ns, .preset = "10ms", .min = 0,
 	       .max = 10 * NS_PER_S, .doc = "How often the holder is sampled; 0: never.") },
+	{ HOST("ledger", BH_OPT_ENUM, ledger, .preset = "full", .choices = "full|sites|off",
+	       .doc = "What is booked: raw calls too, sites only, nothing.") },
+	{ HOST("probe_interval", BH_OPT_DURATION, probe_interval_ns, .preset = "100ms", .min = 0,
+	       .max = NS_PER_H, .doc = "How often the wait for the GIL is measured; 0: never.") },
+	{ HOST("stall_after", BH_OPT_DURATION, gil_stall_after_ns, .preset = "1s", .min = 0,
+	       .max = NS_PER_H, .doc = "A wait for the GIL that is a stall; 0: none is.") },
 	{ HOST("unsanctioned", BH_OPT_ENUM, unsanctioned, .preset = UNSANCTIONED_PRESET,
 	       .choices = "count|log|abort",
 	       .doc = "What an unsanctioned acquisition does (GIL-4).") },
@@ -330,6 +344,9 @@ static const struct key_row plugin_rows[] = {
 		 .doc = "Nice value of the pool's threads; preset: that of the process.") },
 	{ PLUGIN("drain_timeout", BH_OPT_DURATION, drain_timeout_ns, .preset = "10s", .min = 0,
 		 .max = NS_PER_H, .doc = "How long a stop lets accepted tasks finish.") },
+	{ PLUGIN("stall_after", BH_OPT_DURATION, stall_after_ns, .preset = "0", .min = 0,
+		 .max = 24 * NS_PER_H,
+		 .doc = "A task that runs for longer is a stall; 0: none is.") },
 };
 
 #define ROWS(rows) (rows), BH_ARRAY_LEN(rows)

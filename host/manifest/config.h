@@ -45,6 +45,7 @@ struct bh_config_plugin {
 	char *cpus;   /* a list that bh_cpus_parse() takes, or NULL: those of the process */
 	int64_t nice; /* -20 … 19, or BH_NICE_KEEP: that of the process */
 	int64_t drain_timeout_ns;
+	int64_t stall_after_ns; /* a task that runs for longer is a stall; preset 0: never */
 	struct bh_config_entry
 		*own; /* keys that are not the host's: checked against the descriptor */
 	size_t n_own;
@@ -62,6 +63,7 @@ struct bh_config {
 	char *runtime_dir; /* preset: as docs/operations.md says, resolved */
 	char *socket_mode; /* octal text, preset 0660 */
 	int64_t shutdown_timeout_ns, app_stop_timeout_ns;
+	int64_t stall_after_ns;	   /* of the control loop; preset 250 ms, 0 never */
 	uint32_t log_level;	   /* enum bh_log_level */
 	uint32_t on_pool_failure;  /* enum bh_on_pool_failure */
 	struct bh_config_env *env; /* env.NAME = value */
@@ -70,9 +72,14 @@ struct bh_config {
 	char *python_home, *python_venv; /* NULL: none */
 	char **python_path; /* `path`, ':'-separated, absolute or relative to its manifest */
 	size_t n_python_path;
+	char *python_loop;	       /* `event_loop` MODULE:CALLABLE, or NULL: the host's own */
+	int64_t python_stall_after_ns; /* of the asyncio loop; preset 1 s, 0 never */
 	/* [gil] */
 	int64_t sample_interval_ns; /* preset 10 ms, 0 off */
 	uint32_t unsanctioned;	    /* enum bh_gil_unsanctioned: count log abort */
+	uint32_t ledger;	    /* enum bh_gil_ledger: full sites off */
+	int64_t probe_interval_ns;  /* preset 100 ms, 0 off */
+	int64_t gil_stall_after_ns; /* of a wait for the GIL; preset 1 s, 0 never */
 	struct bh_config_app *apps;
 	size_t n_apps;
 	struct bh_config_plugin *plugins;

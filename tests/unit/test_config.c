@@ -188,8 +188,8 @@ static const struct bad_row bad_rows[] = {
 	{ BYTES("[host]\nName = x\n"),
 	  "node.ini:2: [host] Name: unknown key; did you mean name?\n" },
 	{ BYTES("[gil]\nplanet = x\n"),
-	  "node.ini:2: [gil] planet: unknown key; accepted: sample_interval, "
-	  "unsanctioned\n" },
+	  "node.ini:2: [gil] planet: unknown key; accepted: sample_interval, ledger, "
+	  "probe_interval, stall_after, unsanctioned\n" },
 	{ BYTES("[app a]\nobject = m:A\noptoin.paths = /\n"),
 	  "node.ini:3: [app a] optoin.paths: unknown key; did "
 	  "you mean option.KEY?\n" },
@@ -273,7 +273,7 @@ static const struct bad_row bad_rows[] = {
 	  "node.ini:4: neither a [section] nor key = value; a comment begins with # or ;\n"
 	  "node.ini:6: [host] queue: unknown key; accepted: name, runtime_dir, socket_mode, "
 	  "shutdown_timeout, "
-	  "app_stop_timeout, log_level, on_pool_failure, env.NAME\n" },
+	  "app_stop_timeout, stall_after, log_level, on_pool_failure, env.NAME\n" },
 	/* after a header that is none its keys are nobody's: not the section's before it */
 	{ BYTES("[host]\n[gil\nname = UPPER\nunsanctioned = x\n[gil]\nunsanctioned = y\n"),
 	  "node.ini:2: header without its ]; accepted: [section] or [section name]\n"
@@ -347,6 +347,9 @@ static const char good_text[] = "; a comment\n"
 				"path = lib:/opt/py\n"
 				"[gil]\n"
 				"unsanctioned = count\n"
+				"ledger = sites\n"
+				"probe_interval = 0\n"
+				"stall_after = 3s\n"
 				"[plugin b]\n"
 				"library = stream\n"
 				"workers = auto\n"
@@ -378,6 +381,12 @@ static void good_check(const struct scene *scene)
 	CU_ASSERT_EQUAL(config->log_level, BH_LOG_WARNING);
 	CU_ASSERT_EQUAL(config->on_pool_failure, BH_EXIT_HOST);
 	CU_ASSERT_EQUAL(config->unsanctioned, 0);
+	CU_ASSERT_EQUAL(config->ledger, 1);
+	CU_ASSERT_EQUAL(config->probe_interval_ns, 0);
+	CU_ASSERT_EQUAL(config->gil_stall_after_ns, 3 * NS_PER_S);
+	CU_ASSERT_EQUAL(config->stall_after_ns, 250 * (NS_PER_S / 1000));
+	CU_ASSERT_EQUAL(config->python_stall_after_ns, NS_PER_S);
+	CU_ASSERT_PTR_NULL(config->python_loop);
 	CU_ASSERT_EQUAL_FATAL(config->n_env, 1);
 	CU_ASSERT_STRING_EQUAL(config->env[0].name, "UCX_TLS");
 	CU_ASSERT_STRING_EQUAL(config->env[0].value, "tcp,self");
@@ -410,6 +419,7 @@ static void good_check(const struct scene *scene)
 	CU_ASSERT_EQUAL(plugins[1].nice, -5);
 	CU_ASSERT_EQUAL(plugins[1].progress_threads, 2);
 	CU_ASSERT_EQUAL(plugins[1].drain_timeout_ns, 0);
+	CU_ASSERT_EQUAL(plugins[1].stall_after_ns, 0);
 }
 
 static void good_manifest(void)
