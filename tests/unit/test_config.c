@@ -411,7 +411,7 @@ static void good_check(const struct scene *scene)
 	CU_ASSERT_EQUAL_FATAL(plugins[0].n_own, 1);
 	CU_ASSERT_STRING_EQUAL(plugins[0].own[0].key, "device");
 	CU_ASSERT_STRING_EQUAL(plugins[0].own[0].value, "3 ; kept");
-	CU_ASSERT_EQUAL(plugins[0].own[0].origin.line, 17);
+	CU_ASSERT_EQUAL(plugins[0].own[0].origin.line, 20);
 	CU_ASSERT_STRING_EQUAL(plugins[1].library, "/opt/a;b/t#1.so");
 	CU_ASSERT_TRUE(plugins[1].optional);
 	CU_ASSERT_EQUAL(plugins[1].queue, 16);
