@@ -36,6 +36,14 @@ void bh_histogram_add(struct bh_histogram *histogram, uint64_t ns)
 	atomic_fetch_add_explicit(&histogram->buckets[bucket_of(ns)], 1, memory_order_relaxed);
 }
 
+void bh_histogram_add_alone(struct bh_histogram *histogram, uint64_t ns)
+{
+	_Atomic uint64_t *bucket = &histogram->buckets[bucket_of(ns)];
+
+	atomic_store_explicit(bucket, atomic_load_explicit(bucket, memory_order_relaxed) + 1,
+			      memory_order_relaxed);
+}
+
 void bh_histogram_collect(const struct bh_histogram *histogram, struct bh_histogram_counts *counts)
 {
 	for (uint32_t i = 0; i < BH_HISTOGRAM_BUCKETS; i++) {

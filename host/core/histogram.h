@@ -28,6 +28,8 @@ struct bh_histogram_counts {
 };
 
 void bh_histogram_add(struct bh_histogram *histogram, uint64_t ns);
+/* The same for a histogram's only writer, without a locked instruction. */
+void bh_histogram_add_alone(struct bh_histogram *histogram, uint64_t ns);
 /* Adds what `histogram` has to `*counts`, which begins zeroed. */
 void bh_histogram_collect(const struct bh_histogram *histogram, struct bh_histogram_counts *counts);
 /* The value in ns that the share `q` (0 … 1) of all lies at or below; 0 when there are none. */

@@ -154,7 +154,8 @@ static void entry_begin_outermost(struct bh_gil_thread *self, struct bh_gil_entr
 	else
 		entry->account = bh_gil_account_raw(caller->address);
 	bh_gil_police(self, entry->account, caller);
-	entry->asked_ns = bh_now_ns();
+	entry->waits = true;
+	entry->asked_ns = bh_gil_clock();
 	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
 }
 
@@ -163,10 +164,11 @@ static void entry_begin_nested(struct bh_gil_thread *self, struct bh_gil_entry *
 {
 	entry->kind = BH_GIL_NESTS;
 	entry->account = self->account;
+	entry->waits = !bh_gil_holds();
 	entry->asked_ns = 0;
-	if (bh_gil_holds())
+	if (!entry->waits)
 		return;
-	entry->asked_ns = bh_now_ns();
+	entry->asked_ns = bh_gil_clock();
 	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
 }
 
@@ -177,6 +179,7 @@ bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *entry,
 	if (entry->admission == BH_GIL_REFUSED)
 		return false;
 	entry->by_attach = caller->by_attach;
+	entry->booked = bh_gil_is_booked(caller->site == BH_GIL_SITE_NONE);
 	if (self->depth > 0)
 		entry_begin_nested(self, entry);
 	else
@@ -187,19 +190,21 @@ bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *entry,
 static void entry_end_nested(struct bh_gil_thread *self, const struct bh_gil_entry *entry,
 			     uint64_t now)
 {
-	if (entry->asked_ns) {
-		bh_gil_ledger_waited(self, entry->account, now - entry->asked_ns);
+	if (entry->waits) {
+		if (entry->booked)
+			bh_gil_books_return(self, now - entry->asked_ns, now);
 		bh_gil_ledger_inside(self, now);
 	}
 	if (entry->by_attach)
 		return; /* the way back from a detach, not an entry */
 	self->depth++;
-	bh_gil_ledger_count_nested(self);
+	if (entry->booked)
+		bh_gil_books_nested(self);
 }
 
 void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *entry)
 {
-	uint64_t now = entry->asked_ns ? bh_now_ns() : 0;
+	uint64_t now = entry->waits ? bh_gil_clock() : 0;
 
 	if (entry->admission == BH_GIL_WAIT)
 		bh_gil_dismiss(self, entry->admission);
@@ -207,8 +212,8 @@ void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *ent
 		entry_end_nested(self, entry, now);
 		return;
 	}
-	bh_gil_ledger_count_entry(self, entry->account);
-	bh_gil_ledger_waited(self, entry->account, now - entry->asked_ns);
+	if (entry->booked)
+		bh_gil_books_entry(self, entry->account, now - entry->asked_ns, now);
 	if (entry->kind == BH_GIL_BARE) {
 		bh_gil_ledger_outside(self, now);
 		return;
@@ -226,8 +231,9 @@ void bh_gil_scope_close(struct bh_gil_thread *self)
 
 	if (self->depth == 0 || --self->depth > 0)
 		return;
-	now = bh_now_ns();
-	bh_gil_ledger_count_inside(self, now - self->since_ns);
+	now = bh_gil_clock();
+	if (bh_gil_is_booked(self->account >= BH_GIL_SITES_MAX))
+		bh_gil_books_inside(self, now - self->since_ns, now);
 	bh_gil_ledger_outside(self, now);
 	if (self->counted)
 		bh_gil_dismiss(self, BH_GIL_SCOPE);
@@ -363,6 +369,25 @@ bh_gil_site bh_gil_main_switch(bh_gil_site site)
 	return before;
 }
 
+void bh_gil_main_is_coarse(void)
+{
+	bh_gil_ledger_coarse(&bh_gil_self);
+}
+
+void bh_gil_force_unsanctioned(void)
+{
+	struct bh_gil_thread *self = &bh_gil_self;
+	bh_gil_site before = self->account < BH_GIL_SITES_MAX ? self->account : BH_SITE_TEST;
+
+	assert(self->exempt && self->depth > 0 && bh_gil_holds());
+	bh_gil_main_leave();
+	self->forced = true;
+	bh_gil_main_enter(BH_SITE_WORKER_INIT); /* main is nobody's worker */
+	self->forced = false;
+	bh_gil_main_leave();
+	bh_gil_main_enter(before);
+}
+
 /* ---- workers --------------------------------------------------------------------------------- */
 
 bh_status bh_gil_worker_start(struct bh_error *err)
@@ -439,7 +464,7 @@ void bh_gil_worker_stop(void)
  * wait. */
 static bh_status raise_stuck(struct bh_error *err, uint32_t inside)
 {
-	struct bh_gil_inmate inmate;
+	struct bh_gil_inmate inmate = { 0 };
 	struct bh_gil_holder holder;
 	bh_status st;
 
@@ -447,7 +472,9 @@ static bh_status raise_stuck(struct bh_error *err, uint32_t inside)
 	if (bh_gil_ledger_find_inmate(&inmate))
 		st = bh_note(err, st, BH_STR("thread", inmate.thread), BH_INT("tid", inmate.tid),
 			     BH_STR("site", bh_gil_account_name(inmate.account)),
-			     BH_STR("state", inmate.waiting ? "waiting" : "inside"),
+			     BH_STR("state", inmate.waiting ? "waiting" : "inside"));
+	if (inmate.since_ns)
+		st = bh_note(err, st,
 			     BH_INT("since_ms", (bh_now_ns() - inmate.since_ns) / BH_NS_PER_MS));
 	bh_gil_holder_read(&holder);
 	if (holder.held)
@@ -477,7 +504,7 @@ void bh_gil_let_go(void)
 	if (bh_gil_holds())
 		bh_gil_real_save();
 	if (self->depth > 0)
-		bh_gil_ledger_outside(self, bh_now_ns());
+		bh_gil_ledger_outside(self, bh_gil_clock());
 	bh_gil_gate_forget(self);
 }
 

@@ -63,6 +63,11 @@ void bh_gil_set_ledger(enum bh_gil_ledger ledger);
 
 enum bh_gil_unsanctioned { BH_GIL_COUNT, BH_GIL_LOG, BH_GIL_ABORT };
 void bh_gil_set_unsanctioned(enum bh_gil_unsanctioned what);
+/* For fitness tests (GIL-4). force: main, inside its scope: leaves it, takes the GIL once where it
+ * may not, and goes back to where it was: counted and logged, but never an abort. reset: the count
+ * and each account's begin at 0 again. */
+void bh_gil_force_unsanctioned(void);
+void bh_gil_reset_unsanctioned(void);
 
 /* One scope under the GIL; lives on the stack of its thread; strictly nested. */
 struct bh_gil_scope {
@@ -93,6 +98,9 @@ void bh_gil_main_enter(bh_gil_site site);
  * without letting go of the GIL. Returns the site that it was at (BH_GIL_SITE_NONE: none), to go
  * back to. */
 bh_gil_site bh_gil_main_switch(bh_gil_site site);
+
+/* Main runs a loop that does not leave and enter by these: its row says so from now on. */
+void bh_gil_main_is_coarse(void);
 
 /* The interpreter is up, main holds the GIL: main's scope at host.bootstrap begins, and the
  * holder's record may be read. Main, right after the initialization. A record that does not name
@@ -129,7 +137,8 @@ struct bh_gil_holder {
 	bh_gil_site site;    /* its outermost site, or BH_GIL_SITE_NONE (Python's own, raw) */
 	const char *account; /* what it is booked under: "label.site", "python", "raw:libx.so";
 				for good */
-	uint64_t since_ns;   /* monotonic; when the watchdog first saw it, or its scope began */
+	uint64_t since_ns;   /* monotonic; when the watchdog first saw it, or its scope began; 0:
+				unknown ([gil] ledger = off) */
 	struct bh_identity identity; /* plane none when the host does not know the thread */
 	char thread[16];
 };
@@ -150,14 +159,15 @@ json_t *bh_gil_render_waiters(void);
 /* ---- the books ------------------------------------------------------------------------------- */
 
 struct bh_gil_times {
-	const struct bh_histogram *histogram; /* its n is the number of times */
+	const struct bh_histogram *histogram; /* its n is the number of times; lives in `sum` */
 	uint64_t total_ns, max_ns;
 	uint64_t max_at_ns;  /* monotonic; 0: unknown (two maxima met) */
 	char max_thread[16]; /* whose it was; "" unknown */
 	uint32_t max_tid;
+	struct bh_histogram sum; /* of all threads, at the moment of reading */
 };
 
-/* One account on one plane. */
+/* One account on one plane. Not to be copied: its histograms point into it. */
 struct bh_gil_stats {
 	const char *account; /* "label.site", "host.site", "python", "raw:libx.so"; for good */
 	const char *policy;  /* "control-allowed", "data-only", "python" */

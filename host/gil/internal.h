@@ -7,10 +7,13 @@
 #ifndef BH_HOST_GIL_INTERNAL_H
 #define BH_HOST_GIL_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include "host/gil/gil.h"
 
 struct _ts; /* PyThreadState, for files that do not include Python.h */
 struct bh_gil_row;
+struct bh_gil_book;
 
 /* What an entry is booked under. Numbers below BH_GIL_SITES_MAX are sites. */
 /* Threads that Python made, and main before its first scope. */
@@ -23,16 +26,19 @@ struct bh_gil_row;
 /* ---- one thread ------------------------------------------------------------------------------ */
 
 struct bh_gil_thread {
-	struct bh_gil_row *row; /* its line in the ledger; NULL before its first entry */
-	struct _ts *kept;	/* the thread state it keeps for life (GIL-8); main: the main one */
-	uint64_t since_ns;	/* when the outermost scope got in */
-	uint32_t account;	/* the outermost scope's (GIL-1); valid while depth > 0 */
-	uint32_t depth;		/* open scopes, the outermost first */
+	struct bh_gil_row *row;	   /* its line in the ledger; NULL before its first entry */
+	struct bh_gil_book *book;  /* the one it wrote to last */
+	struct bh_gil_book *books; /* all of its own */
+	struct _ts *kept;    /* the thread state it keeps for life (GIL-8); main: the main one */
+	uint64_t since_ns;   /* when the outermost scope got in */
+	uint32_t account;    /* the outermost scope's (GIL-1); valid while depth > 0 */
+	uint32_t depth;	     /* open scopes, the outermost first */
 	uint32_t left_depth; /* main, between its leave and its enter: the depth to come back to */
 	enum bh_plane plane; /* as far as known: a thread is tagged at most once (RI-2) */
 	bool by_attach;	 /* the outermost scope was opened by an attach: its opposite closes it */
 	bool counted;	 /* it is in the gate's count */
 	bool exempt;	 /* main: never stopped, never counted */
+	bool forced;	 /* an unsanctioned entry that a test asked for */
 	bool pythons;	 /* Python made this thread: CPython's own rules hold for it */
 	bool forwarding; /* inside a real function: what arrives from there is not a caller of ours
 			  */
@@ -58,8 +64,10 @@ void bh_gil_dismiss(struct bh_gil_thread *self, enum bh_gil_admission admission)
 struct bh_gil_entry {
 	enum bh_gil_admission admission;
 	enum { BH_GIL_OPENS, BH_GIL_NESTS, BH_GIL_BARE } kind;
-	uint64_t asked_ns; /* 0: it holds the GIL already and waits for nothing */
+	uint64_t asked_ns; /* 0 with [gil] ledger = off */
 	uint32_t account;
+	bool waits;  /* false: it holds the GIL already */
+	bool booked; /* as [gil] ledger says */
 	bool by_attach;
 };
 
@@ -117,16 +125,31 @@ bh_status bh_gil_ledger_init(struct bh_error *err) BH_MUST_CHECK;
 void bh_gil_ledger_know(struct bh_gil_thread *self);
 void bh_gil_ledger_keeps(struct bh_gil_thread *self); /* self->kept has changed */
 void bh_gil_ledger_waiting(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns);
-void bh_gil_ledger_waited(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns);
 void bh_gil_ledger_inside(struct bh_gil_thread *self, uint64_t now_ns);
 void bh_gil_ledger_outside(struct bh_gil_thread *self, uint64_t now_ns);
 void bh_gil_ledger_parked(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns);
-void bh_gil_ledger_count_entry(struct bh_gil_thread *self, uint32_t account);
-void bh_gil_ledger_count_nested(struct bh_gil_thread *self);
-void bh_gil_ledger_count_unsanctioned(struct bh_gil_thread *self, uint32_t account);
-void bh_gil_ledger_count_inside(struct bh_gil_thread *self, uint64_t inside_ns);
+void bh_gil_ledger_coarse(struct bh_gil_thread *self);
 void bh_gil_ledger_forked(struct bh_gil_thread *self); /* in the child: only this thread is left */
 const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16]);
+/* The same as its row has it, without asking the system; returns its kernel id, 0 without a row. */
+uint32_t bh_gil_ledger_who(struct bh_gil_thread *self, char out[16]);
+
+enum bh_gil_row_state { BH_GIL_OUTSIDE, BH_GIL_WAITING, BH_GIL_INSIDE, BH_GIL_PARKED };
+
+/* What a row says at one moment. */
+struct bh_gil_view {
+	char thread[16];
+	struct bh_identity identity;
+	uint32_t tid;
+	enum bh_gil_row_state state;
+	uint32_t account;  /* unless outside */
+	uint64_t since_ns; /* 0: unknown */
+	bool coarse;
+};
+bool bh_gil_row_view(uint32_t *cursor, struct bh_gil_view *ret_view); /* Thread: any. */
+/* The holder, as a row would say it. False: nobody holds the GIL. */
+bool bh_gil_holder_view(struct bh_gil_view *ret_view); /* Thread: any. */
+uint64_t bh_gil_sampled_ns(void);
 
 /* Somebody whom the closing gate waits for: the one who has been in for the longest. */
 struct bh_gil_inmate {
@@ -137,6 +160,51 @@ struct bh_gil_inmate {
 	uint64_t since_ns;
 };
 bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate); /* Thread: any. */
+
+/* ---- books.c --------------------------------------------------------------------------------- */
+
+extern enum bh_gil_ledger bh_gil_mode; /* I: once threads are made */
+
+/* The ledger's clock: not read at all with [gil] ledger = off. */
+static inline uint64_t bh_gil_clock(void)
+{
+	return __builtin_expect(bh_gil_mode == BH_GIL_LEDGER_OFF, 0) ? 0 : bh_now_ns();
+}
+
+static inline bool bh_gil_is_booked(bool raw)
+{
+	return __builtin_expect(bh_gil_mode == BH_GIL_LEDGER_FULL, 1) ||
+	       (bh_gil_mode == BH_GIL_LEDGER_SITES && !raw);
+}
+
+/* An outermost entry; an inner one, and coming back to the GIL inside a scope; a scope's end. The
+ * last three are the present scope's. */
+void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns,
+			uint64_t now_ns);
+void bh_gil_books_nested(struct bh_gil_thread *self);
+void bh_gil_books_return(struct bh_gil_thread *self, uint64_t waited_ns, uint64_t now_ns);
+void bh_gil_books_inside(struct bh_gil_thread *self, uint64_t inside_ns, uint64_t now_ns);
+void bh_gil_books_unsanctioned(const struct bh_gil_thread *self, uint32_t account);
+void bh_gil_books_reset_unsanctioned(void);
+void bh_gil_books_held(uint32_t account, enum bh_plane plane, uint64_t ns);
+void bh_gil_books_leave(struct bh_gil_thread *self); /* the thread ends */
+void bh_gil_books_forked(struct bh_gil_thread *self);
+/* Thread: any. False: never used. */
+bool bh_gil_books_read(uint32_t account, enum bh_plane plane, struct bh_gil_stats *ret_stats);
+
+/* A maximum, and whose it was. A: seq_cst; the record is odd in `version` while it is written, and
+ * belongs to the maximum only if `of_ns` is that. */
+struct bh_gil_peak {
+	_Atomic uint64_t max_ns;
+	_Atomic uint64_t of_ns, at_ns;
+	_Atomic uint64_t thread[2];
+	_Atomic uint32_t version, tid;
+};
+/* Thread: any. Blocks: no; when two maxima meet, the record of the higher one may be missing. */
+void bh_gil_peak_raise(struct bh_gil_peak *peak, uint64_t ns, uint64_t at_ns, uint32_t tid,
+		       const char thread[16]);
+/* Fills in max_*. */
+void bh_gil_peak_read(const struct bh_gil_peak *peak, struct bh_gil_times *ret_times);
 
 /* ---- holder.c: the interpreter's own record (GIL-6) -------------------------------------------
  */

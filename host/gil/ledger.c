@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* ledger - the account of the GIL's use, by account and plane and by thread, and who holds it
- * now.
+/* ledger - who is where: a row for each thread that uses the GIL, and who holds it now. How much
+ * they use it is in books.c, how it is shown in show.c.
  *
- * A thread writes its own row and nobody else's; all else are counters. Readers take no lock and
- * stop no writer: what a thread does fits one word, who it is lies behind a sequence number.
+ * A thread writes its own row and nobody else's. Readers take no lock and stop no writer: what a
+ * thread does fits one word, who it is lies behind a sequence number.
  *
- * Thread: any; bh_gil_sample one at a time (the watchdog). Owns: rows and counters, for good.
+ * Thread: any; bh_gil_sample one at a time (the watchdog). Owns: the rows, for good.
  * Keeps: GIL-1, GIL-4, GIL-6, EXIT-5. */
 #include "config.h"
 
@@ -23,22 +23,9 @@
 /* Threads; those that come when all rows are taken are counted but not shown. */
 #define ROWS_MAX 1024
 
-/* One account on one plane. A: all relaxed, statistics only. A cache line, so that two never
- * share one. */
-struct cell {
-	_Atomic uint64_t entries; /* outermost */
-	_Atomic uint64_t nested;
-	_Atomic uint64_t unsanctioned;
-	_Atomic uint64_t wait_ns, wait_max_ns;
-	_Atomic uint64_t inside_ns, inside_max_ns;
-	_Atomic uint64_t held_ns; /* from samples of the interpreter's record */
-} __attribute__((aligned(64)));
-
-enum row_state { ROW_OUTSIDE, ROW_WAITING, ROW_INSIDE, ROW_PARKED };
-
 /* What a thread does, as one word, so that a reader never mixes two moments. */
 struct doing {
-	enum row_state state;
+	enum bh_gil_row_state state;
 	bool counted; /* the closing gate waits for it */
 	uint32_t account;
 	uint64_t since_ns; /* rounded down to 1024 ns */
@@ -60,9 +47,9 @@ struct bh_gil_row {
 	_Atomic uint64_t who[WHO_WORDS]; /* A: seq_cst; struct who, by words */
 	_Atomic uint64_t doing;		 /* A: release, so that what a thread did before is done */
 	_Atomic uintptr_t state;	 /* A: release; the thread state it keeps, while it does */
+	_Atomic bool coarse;		 /* A: relaxed; main runs a loop that is not the host's */
 } __attribute__((aligned(64)));
 
-static struct cell cells[BH_GIL_ACCOUNTS][BH_PLANES];
 static struct bh_gil_row rows[ROWS_MAX];
 static _Atomic uint32_t rows_used; /* A: relaxed; no row at or above it was ever taken */
 static pthread_key_t row_key;	   /* I: gives a row back when its thread ends */
@@ -77,13 +64,6 @@ static struct {
 	_Atomic uint64_t sampled_ns;
 } sighting;
 
-static enum bh_gil_ledger books = BH_GIL_LEDGER_FULL; /* I: once threads are made */
-
-void bh_gil_set_ledger(enum bh_gil_ledger ledger)
-{
-	books = ledger;
-}
-
 /* ---- rows ------------------------------------------------------------------------------------ */
 
 static uint64_t doing_pack(const struct doing *doing)
@@ -97,14 +77,14 @@ static struct doing row_doing(const struct bh_gil_row *row)
 	uint64_t word = atomic_load_explicit(&row->doing, memory_order_acquire);
 
 	return (struct doing){
-		.state = (enum row_state)(word & 3),
+		.state = (enum bh_gil_row_state)(word & 3),
 		.counted = word >> 2 & 1,
 		.account = word >> 3 & 0xfff,
 		.since_ns = word >> 15 << 10,
 	};
 }
 
-static void row_does(struct bh_gil_thread *self, enum row_state state, uint32_t account,
+static void row_does(struct bh_gil_thread *self, enum bh_gil_row_state state, uint32_t account,
 		     uint64_t now)
 {
 	struct doing doing = { state, self->counted, account, now };
@@ -167,6 +147,7 @@ static void row_give_back(struct bh_gil_row *row)
 	atomic_store_explicit(&row->tid, 0, memory_order_release);
 	atomic_store_explicit(&row->doing, 0, memory_order_release);
 	atomic_store_explicit(&row->state, 0, memory_order_release);
+	atomic_store_explicit(&row->coarse, false, memory_order_relaxed);
 	atomic_store(&row->taken, false);
 }
 
@@ -214,6 +195,7 @@ static void thread_ended(void *own_row)
 			return;
 		bh_gil_gate_forget(self);
 	}
+	bh_gil_books_leave(self);
 	row_give_back(self->row);
 	self->row = NULL;
 }
@@ -275,6 +257,23 @@ void bh_gil_ledger_forked(struct bh_gil_thread *self)
 			row_give_back(&rows[i]);
 	if (self->row)
 		atomic_store_explicit(&self->row->tid, (uint32_t)gettid(), memory_order_release);
+	bh_gil_books_forked(self);
+}
+
+void bh_gil_ledger_coarse(struct bh_gil_thread *self)
+{
+	if (self->row)
+		atomic_store_explicit(&self->row->coarse, true, memory_order_relaxed);
+}
+
+uint32_t bh_gil_ledger_who(struct bh_gil_thread *self, char out[16])
+{
+	struct who who = { .thread = "" };
+
+	if (self->row)
+		row_read_who(self->row, &who);
+	memcpy(out, who.thread, 16);
+	return self->row ? atomic_load_explicit(&self->row->tid, memory_order_relaxed) : 0;
 }
 
 const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16])
@@ -291,71 +290,25 @@ const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16])
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-static void add(_Atomic uint64_t *counter, uint64_t n)
-{
-	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
-}
-
-static void raise_to(_Atomic uint64_t *maximum, uint64_t value)
-{
-	uint64_t seen = atomic_load_explicit(maximum, memory_order_relaxed);
-
-	while (seen < value &&
-	       !atomic_compare_exchange_weak_explicit(maximum, &seen, value, memory_order_relaxed,
-						      memory_order_relaxed))
-		;
-}
-
 void bh_gil_ledger_waiting(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns)
 {
-	row_does(self, ROW_WAITING, account, now_ns);
-}
-
-void bh_gil_ledger_waited(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns)
-{
-	struct cell *cell = &cells[account][self->plane];
-
-	add(&cell->wait_ns, waited_ns);
-	raise_to(&cell->wait_max_ns, waited_ns);
+	row_does(self, BH_GIL_WAITING, account, now_ns);
 }
 
 void bh_gil_ledger_inside(struct bh_gil_thread *self, uint64_t now_ns)
 {
-	row_does(self, ROW_INSIDE, self->account, now_ns);
+	row_does(self, BH_GIL_INSIDE, self->account, now_ns);
 }
 
 void bh_gil_ledger_outside(struct bh_gil_thread *self, uint64_t now_ns)
 {
-	row_does(self, ROW_OUTSIDE, 0, now_ns);
+	row_does(self, BH_GIL_OUTSIDE, 0, now_ns);
 }
 
 void bh_gil_ledger_parked(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns)
 {
 	bh_gil_ledger_know(self);
-	row_does(self, ROW_PARKED, account, now_ns);
-}
-
-void bh_gil_ledger_count_entry(struct bh_gil_thread *self, uint32_t account)
-{
-	add(&cells[account][self->plane].entries, 1);
-}
-
-void bh_gil_ledger_count_nested(struct bh_gil_thread *self)
-{
-	add(&cells[self->account][self->plane].nested, 1);
-}
-
-void bh_gil_ledger_count_unsanctioned(struct bh_gil_thread *self, uint32_t account)
-{
-	add(&cells[account][self->plane].unsanctioned, 1);
-}
-
-void bh_gil_ledger_count_inside(struct bh_gil_thread *self, uint64_t inside_ns)
-{
-	struct cell *cell = &cells[self->account][self->plane];
-
-	add(&cell->inside_ns, inside_ns);
-	raise_to(&cell->inside_max_ns, inside_ns);
+	row_does(self, BH_GIL_PARKED, account, now_ns);
 }
 
 bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate)
@@ -369,7 +322,8 @@ bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate)
 		struct doing doing = row_doing(row);
 
 		/* Who waits is counted, unless it is main, which is the closer. */
-		if (doing.state != ROW_WAITING && !(doing.state == ROW_INSIDE && doing.counted))
+		if (doing.state != BH_GIL_WAITING &&
+		    !(doing.state == BH_GIL_INSIDE && doing.counted))
 			continue;
 		if (found && ret_inmate->since_ns <= doing.since_ns)
 			continue;
@@ -377,7 +331,7 @@ bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate)
 		*ret_inmate = (struct bh_gil_inmate){
 			.tid = tid,
 			.account = doing.account,
-			.waiting = doing.state == ROW_WAITING,
+			.waiting = doing.state == BH_GIL_WAITING,
 			.since_ns = doing.since_ns,
 		};
 		memcpy(ret_inmate->thread, who.thread, sizeof(ret_inmate->thread));
@@ -426,7 +380,7 @@ static bool holding_read(struct holding *ret_holding)
 	if (holding.row) {
 		doing = row_doing(holding.row);
 		/* Waiting and yet the holder: it has just got it. */
-		holding.in_scope = doing.state == ROW_INSIDE || doing.state == ROW_WAITING;
+		holding.in_scope = doing.state == BH_GIL_INSIDE || doing.state == BH_GIL_WAITING;
 		if (holding.in_scope)
 			holding.account = doing.account;
 		holding.since_ns = doing.since_ns;
@@ -435,16 +389,28 @@ static bool holding_read(struct holding *ret_holding)
 	return true;
 }
 
-/* When the sampler first saw this very tenure; now, when it has not yet. */
+/* When the sampler first saw this very tenure; 0 when it has not yet. */
 static uint64_t holding_sighted_ns(const struct holding *holding)
 {
 	uint64_t since;
 
 	if (atomic_load(&sighting.tid) != holding->tid ||
 	    atomic_load(&sighting.switches) != holding->record.switches)
-		return bh_now_ns();
+		return 0;
 	since = atomic_load(&sighting.since_ns);
-	return atomic_load(&sighting.tid) == holding->tid ? since : bh_now_ns();
+	return atomic_load(&sighting.tid) == holding->tid ? since : 0;
+}
+
+/* A scope that began without a look at the clock is as old as its first sample. */
+static uint64_t holding_since_ns(const struct holding *holding)
+{
+	uint64_t since = holding->in_scope ? holding->since_ns : 0;
+
+	if (!since)
+		since = holding_sighted_ns(holding);
+	if (!since && bh_gil_mode != BH_GIL_LEDGER_OFF)
+		since = bh_now_ns();
+	return since;
 }
 
 /* For a thread that has no row. Reading its name from procfs does not block. */
@@ -477,7 +443,7 @@ static void holding_describe(const struct holding *holding, struct bh_gil_holder
 		.tid = holding->tid,
 		.site = holding->account < BH_GIL_SITES_MAX ? holding->account : BH_GIL_SITE_NONE,
 		.account = bh_gil_account_name(holding->account),
-		.since_ns = holding->in_scope ? holding->since_ns : holding_sighted_ns(holding),
+		.since_ns = holding_since_ns(holding),
 		.identity = who.identity,
 	};
 	memcpy(ret_holder->thread, who.thread, sizeof(ret_holder->thread));
@@ -509,7 +475,8 @@ void bh_gil_sample(uint64_t elapsed_ns)
 	struct holding holding;
 	struct who who = { 0 };
 
-	add(&sighting.sampled_ns, elapsed_ns);
+	if (bh_gil_mode != BH_GIL_LEDGER_OFF)
+		atomic_fetch_add(&sighting.sampled_ns, elapsed_ns);
 	if (!holding_read(&holding)) {
 		atomic_store(&sighting.tid, 0);
 		return;
@@ -517,152 +484,64 @@ void bh_gil_sample(uint64_t elapsed_ns)
 	sighting_update(&holding);
 	if (holding.row)
 		row_read_who(holding.row, &who);
-	add(&cells[holding.account][who.identity.plane].held_ns, elapsed_ns);
+	bh_gil_books_held(holding.account, who.identity.plane, elapsed_ns);
+}
+
+uint64_t bh_gil_sampled_ns(void)
+{
+	return atomic_load(&sighting.sampled_ns);
+}
+
+bool bh_gil_row_view(uint32_t *cursor, struct bh_gil_view *ret_view)
+{
+	uint32_t tid;
+	const struct bh_gil_row *row = row_next(cursor, &tid);
+	struct doing doing;
+	struct who who;
+
+	if (!row)
+		return false;
+	doing = row_doing(row);
+	row_read_who(row, &who);
+	*ret_view = (struct bh_gil_view){
+		.identity = who.identity,
+		.tid = tid,
+		.state = doing.state,
+		.account = doing.account,
+		.since_ns = doing.since_ns,
+		.coarse = atomic_load_explicit(&row->coarse, memory_order_relaxed),
+	};
+	memcpy(ret_view->thread, who.thread, sizeof(ret_view->thread));
+	return true;
+}
+
+bool bh_gil_holder_view(struct bh_gil_view *ret_view)
+{
+	struct holding holding;
+	struct bh_gil_holder holder;
+
+	if (!holding_read(&holding))
+		return false;
+	holding_describe(&holding, &holder);
+	*ret_view = (struct bh_gil_view){
+		.identity = holder.identity,
+		.tid = holder.tid,
+		.state = BH_GIL_INSIDE,
+		.account = holding.account,
+		.since_ns = holder.since_ns,
+	};
+	memcpy(ret_view->thread, holder.thread, sizeof(ret_view->thread));
+	return true;
 }
 
 bool bh_gil_thread_is_in(uint32_t tid)
 {
 	const struct bh_gil_row *row = row_find(tid);
-	struct doing doing = row ? row_doing(row) : (struct doing){ .state = ROW_OUTSIDE };
+	struct doing doing = row ? row_doing(row) : (struct doing){ .state = BH_GIL_OUTSIDE };
 	struct bh_gil_holder holder;
 
-	if (doing.state == ROW_INSIDE || doing.state == ROW_WAITING)
+	if (doing.state == BH_GIL_INSIDE || doing.state == BH_GIL_WAITING)
 		return true;
 	bh_gil_holder_read(&holder);
 	return holder.held && holder.tid == tid;
-}
-
-/* ---- GET /v1/gil ----------------------------------------------------------------------------- */
-
-static json_t *json_seconds(uint64_t ns)
-{
-	return json_real((double)ns / (double)BH_NS_PER_S);
-}
-
-static json_t *json_age(uint64_t now, uint64_t since_ns)
-{
-	return json_seconds(now > since_ns ? now - since_ns : 0);
-}
-
-/* A thread's name is bytes of anybody's choice. */
-static json_t *json_thread_name(const char *name)
-{
-	char plain[16] = "";
-
-	for (size_t i = 0; i < sizeof(plain) - 1 && name[i]; i++)
-		plain[i] = name[i] >= ' ' && name[i] <= '~' ? name[i] : '?';
-	return json_string(plain);
-}
-
-static json_t *render_holder(uint64_t now)
-{
-	struct bh_gil_holder holder;
-	struct holding holding;
-
-	if (!holding_read(&holding))
-		return json_null();
-	holding_describe(&holding, &holder);
-	return json_pack("{s:o, s:i, s:s, s:s, s:s, s:o}", "thread",
-			 json_thread_name(holder.thread), "tid", (int)holder.tid, "plane",
-			 bh_plane_name(holder.identity.plane), "label", holder.identity.label,
-			 "site", bh_gil_account_name(holding.account), "since_s",
-			 json_age(now, holder.since_ns));
-}
-
-static uint64_t get(const _Atomic uint64_t *counter)
-{
-	return atomic_load_explicit(counter, memory_order_relaxed);
-}
-
-static uint64_t max_of(uint64_t a, uint64_t b)
-{
-	return a > b ? a : b;
-}
-
-static json_t *render_site(uint32_t account)
-{
-	uint64_t entries = 0, nested = 0, unsanctioned = 0, held = 0;
-	uint64_t wait = 0, wait_max = 0, inside = 0, inside_max = 0;
-
-	for (int plane = 0; plane < BH_PLANES; plane++) {
-		const struct cell *cell = &cells[account][plane];
-
-		entries += get(&cell->entries);
-		nested += get(&cell->nested);
-		unsanctioned += get(&cell->unsanctioned);
-		held += get(&cell->held_ns);
-		wait += get(&cell->wait_ns);
-		wait_max = max_of(wait_max, get(&cell->wait_max_ns));
-		inside += get(&cell->inside_ns);
-		inside_max = max_of(inside_max, get(&cell->inside_max_ns));
-	}
-	return json_pack("{s:s, s:s, s:I, s:I, s:I, s:o, s:o, s:o, s:o, s:o}", "site",
-			 bh_gil_account_name(account), "policy", bh_gil_account_policy(account),
-			 "entries", (json_int_t)entries, "nested", (json_int_t)nested,
-			 "unsanctioned", (json_int_t)unsanctioned, "wait_s", json_seconds(wait),
-			 "wait_max_s", json_seconds(wait_max), "inside_s", json_seconds(inside),
-			 "inside_max_s", json_seconds(inside_max), "held_s", json_seconds(held));
-}
-
-static const char *row_state_name(enum row_state state)
-{
-	switch (state) {
-	case ROW_OUTSIDE:
-		return "outside";
-	case ROW_WAITING:
-		return "waiting";
-	case ROW_INSIDE:
-		return "inside";
-	case ROW_PARKED:
-		return "parked";
-	}
-	bh_unreachable();
-}
-
-static json_t *render_thread(const struct bh_gil_row *row, uint32_t tid, uint64_t now)
-{
-	struct doing doing = row_doing(row);
-	struct who who;
-
-	row_read_who(row, &who);
-	return json_pack("{s:o, s:i, s:s, s:s, s:s, s:s?, s:o}", "thread",
-			 json_thread_name(who.thread), "tid", (int)tid, "plane",
-			 bh_plane_name(who.identity.plane), "label", who.identity.label, "state",
-			 row_state_name(doing.state), "site",
-			 doing.state == ROW_OUTSIDE ? NULL : bh_gil_account_name(doing.account),
-			 "since_s", json_age(now, doing.since_ns));
-}
-
-static json_t *render_sites(void)
-{
-	json_t *list = json_array();
-	uint32_t cursor = 0, account;
-
-	while (list && bh_gil_account_next(&cursor, &account))
-		json_array_append_new(list, render_site(account));
-	return list;
-}
-
-static json_t *render_threads(uint64_t now)
-{
-	json_t *list = json_array();
-	uint32_t cursor = 0, tid;
-	struct bh_gil_row *row;
-
-	while (list && (row = row_next(&cursor, &tid)))
-		json_array_append_new(list, render_thread(row, tid, now));
-	return list;
-}
-
-json_t *bh_gil_render(void *arg)
-{
-	uint64_t now = bh_now_ns();
-
-	(void)arg;
-	return json_pack("{s:o, s:s, s:I, s:I, s:o, s:o, s:o}", "holder", render_holder(now),
-			 "gate", bh_gil_gate_closed() ? "closed" : "open", "unsanctioned",
-			 (json_int_t)bh_gil_unsanctioned_count(), "parked",
-			 (json_int_t)bh_gil_parked(), "sampled_s",
-			 json_seconds(get(&sighting.sampled_ns)), "sites", render_sites(),
-			 "threads", render_threads(now));
 }
