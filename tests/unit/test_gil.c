@@ -916,7 +916,7 @@ static void gil4_unsanctioned(void)
 	CU_ASSERT_PTR_NOT_NULL(strstr(output, "site=unit.data"));
 	CU_ASSERT_PTR_NOT_NULL(strstr(output, "thread=rogue"));
 	CU_ASSERT_PTR_NOT_NULL(strstr(output, "plane=control"));
-	CU_ASSERT_PTR_NOT_NULL(strstr(output, "test_gil.c:"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(output, "gil_fixture.h:"));
 }
 
 static void exit5_forked(void)
