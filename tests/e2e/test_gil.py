@@ -28,6 +28,11 @@ APP = {
             while time.monotonic() < end:
                 pass
 
+        def burn(seconds):
+            end = time.thread_time() + seconds      # its own time, however often it has to wait
+            while time.thread_time() < end:
+                pass
+
         class App:
             async def start(self, app):
                 self.pool = bulkhead.pool("hold")
@@ -40,6 +45,10 @@ APP = {
             @bulkhead.endpoint
             async def spin(self, seconds: float) -> None:
                 await asyncio.gather(self.pool.call(spin, seconds), self.pool.call(spin, seconds))
+
+            @bulkhead.endpoint
+            async def burn(self, seconds: float) -> None:
+                await asyncio.gather(self.pool.call(burn, seconds), self.pool.call(burn, seconds))
 
             @bulkhead.endpoint
             async def hello(self) -> str:
@@ -167,6 +176,46 @@ def test_gil6_the_shares_of_two_spinners_add_up_to_at_most_the_wall_time(host):
     assert held(after) - held(before) <= wall * 1.02
     assert spun >= 0.7 * 3, "and nearly all of it is theirs"
     assert site(after, "hold.call")["entries"] == 2
+
+
+def test_gil6_two_spinners_are_each_inside_for_both_and_hold_for_the_wall_time(host, report):
+    h = host(HOLD, APP)
+    before = h.get("/v1/gil").json
+    began = time.monotonic()
+    h.call("burn", 1.0, timeout=60)
+    after = h.get("/v1/gil").json
+    wall = time.monotonic() - began
+    held = sum(s["held_s"] for s in after["sites"]) - sum(s["held_s"] for s in before["sites"])
+    call = site(after, "hold.call")
+    report(f"two 1 s spinners: inside {call['inside_s']:.2f} s, held by all {held:.2f} s of {wall:.2f} s")
+    assert call["entries"] == call["inside_count"] == 2
+    # How long the machine keeps both from running is in `wall`, and in `inside` as well.
+    assert 2 * 1.6 <= call["inside_s"] <= 2 * wall
+    assert call["inside_p50_s"] <= call["inside_p99_s"] <= call["inside_max_s"] <= wall
+    assert held <= wall * 1.05
+    assert call["planes"].keys() == {"data"} and call["planes"]["data"]["entries"] == 2
+    assert call["inside_max_thread"] in ("hold/0", "hold/1")
+    assert abs(call["inside_max_at"] - time.time()) < wall + 5
+    assert all(t["coarse"] is False for t in after["threads"])
+
+
+@pytest.mark.parametrize("ledger", ["sites", "off"])
+def test_gil6_what_is_not_booked_is_still_named(host, ledger):
+    h = host(HOLD, APP, args=["--set", f"gil.ledger={ledger}"])
+    h.call("hold", 700)
+
+    def holding():
+        holder = h.get("/v1/gil").json["holder"]
+        return holder if holder and holder["site"] == "hold.hold" else None
+
+    holder = until(holding, what="the hold")
+    assert holder["thread"] in ("hold/0", "hold/1") and holder["library"] is None
+    assert h.call("hello", timeout=60) == "hello"
+    gil = h.get("/v1/gil").json
+    assert gil["ledger"] == ledger and gil["unsanctioned"] == 0
+    assert site(gil, "hold.hold")["entries"] == (1 if ledger == "sites" else 0)
+    assert (site(gil, "hold.hold")["held_s"] > 0) == (ledger == "sites")
+    assert h.stop() == 0
 
 
 def test_gil6_the_holder_is_whom_the_interpreter_names(host):
