@@ -231,7 +231,7 @@ static void add(const struct bh_gil_book *book, _Atomic uint64_t *counter, uint6
 }
 
 static void add_times(struct bh_gil_thread *self, const struct bh_gil_book *book,
-		      struct times *times, uint64_t ns, uint64_t now_ns)
+		      struct times *times, uint64_t ns)
 {
 	char thread[16];
 
@@ -241,17 +241,16 @@ static void add_times(struct bh_gil_thread *self, const struct bh_gil_book *book
 	else
 		bh_histogram_add(&times->histogram, ns);
 	if (__builtin_expect(ns > get(&times->peak.max_ns), 0))
-		bh_gil_peak_raise(&times->peak, ns, now_ns, bh_gil_ledger_who(self, thread),
+		bh_gil_peak_raise(&times->peak, ns, bh_now_ns(), bh_gil_ledger_who(self, thread),
 				  thread);
 }
 
-void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns,
-			uint64_t now_ns)
+void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns)
 {
 	struct bh_gil_book *book = book_of(self, account);
 
 	add(book, &book->entries, 1);
-	add_times(self, book, &book->wait, waited_ns, now_ns);
+	add_times(self, book, &book->wait, waited_ns);
 }
 
 void bh_gil_books_nested(struct bh_gil_thread *self)
@@ -261,18 +260,18 @@ void bh_gil_books_nested(struct bh_gil_thread *self)
 	add(book, &book->nested, 1);
 }
 
-void bh_gil_books_return(struct bh_gil_thread *self, uint64_t waited_ns, uint64_t now_ns)
+void bh_gil_books_return(struct bh_gil_thread *self, uint64_t waited_ns)
 {
 	struct bh_gil_book *book = book_of(self, self->account);
 
-	add_times(self, book, &book->wait, waited_ns, now_ns);
+	add_times(self, book, &book->wait, waited_ns);
 }
 
-void bh_gil_books_inside(struct bh_gil_thread *self, uint64_t inside_ns, uint64_t now_ns)
+void bh_gil_books_inside(struct bh_gil_thread *self, uint64_t inside_ns)
 {
 	struct bh_gil_book *book = book_of(self, self->account);
 
-	add_times(self, book, &book->inside, inside_ns, now_ns);
+	add_times(self, book, &book->inside, inside_ns);
 }
 
 void bh_gil_books_unsanctioned(const struct bh_gil_thread *self, uint32_t account)

@@ -25,6 +25,9 @@
 
 #include "host/core/log.h"
 
+/* On the way in and out of every scope: its helpers become part of it. */
+#define HOT __attribute__((flatten))
+
 struct bh_gil_capability bh_gil;
 __thread struct bh_gil_thread bh_gil_self;
 
@@ -127,7 +130,7 @@ _Noreturn void bh_gil_park(struct bh_gil_thread *self, const void *caller)
 
 	bh_gil_ledger_parked(self,
 			     self->pythons ? BH_GIL_ACCOUNT_PYTHON : bh_gil_account_raw(caller),
-			     bh_now_ns());
+			     bh_gil_clock());
 	bh_gil_describe_address(caller, address, sizeof(address));
 	bh_log(BH_LOG_INFO, "gil",
 	       "a thread came for the GIL after the gate had closed; it is parked for good",
@@ -139,10 +142,22 @@ _Noreturn void bh_gil_park(struct bh_gil_thread *self, const void *caller)
 
 /* ---- entries and scopes ---------------------------------------------------------------------- */
 
+/* Most threads come from one place all the time. */
+static uint32_t raw_account(struct bh_gil_thread *self, const void *caller)
+{
+	if (self->raw_caller != caller) {
+		self->raw_account = bh_gil_account_raw(caller);
+		self->raw_caller = caller;
+	}
+	return self->raw_account;
+}
+
 static void entry_begin_outermost(struct bh_gil_thread *self, struct bh_gil_entry *entry,
 				  const struct bh_gil_caller *caller)
 {
-	bh_gil_ledger_know(self);
+	/* A thread is tagged at most once (RI-2): once it is, its row stays right. */
+	if (!self->row || self->plane == BH_PLANE_NONE)
+		bh_gil_ledger_know(self);
 	/* Python's threads, and main before its first scope, do not come in by an attach: they come
 	 * back, and leave next by a detach that closes nothing. */
 	entry->kind =
@@ -152,9 +167,11 @@ static void entry_begin_outermost(struct bh_gil_thread *self, struct bh_gil_entr
 	else if (self->pythons || entry->kind == BH_GIL_BARE)
 		entry->account = BH_GIL_ACCOUNT_PYTHON;
 	else
-		entry->account = bh_gil_account_raw(caller->address);
-	bh_gil_police(self, entry->account, caller);
+		entry->account = raw_account(self, caller->address);
+	if (self->plane == BH_PLANE_CONTROL) /* GIL-2 */
+		bh_gil_police(self, entry->account, caller);
 	entry->waits = true;
+	entry->left = bh_gil_record_left_by(self->kept);
 	entry->asked_ns = bh_gil_clock();
 	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
 }
@@ -168,12 +185,13 @@ static void entry_begin_nested(struct bh_gil_thread *self, struct bh_gil_entry *
 	entry->asked_ns = 0;
 	if (!entry->waits)
 		return;
+	entry->left = bh_gil_record_left_by(self->kept);
 	entry->asked_ns = bh_gil_clock();
 	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
 }
 
-bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *entry,
-			const struct bh_gil_caller *caller)
+HOT bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *entry,
+			    const struct bh_gil_caller *caller)
 {
 	entry->admission = bh_gil_admit(self);
 	if (entry->admission == BH_GIL_REFUSED)
@@ -192,7 +210,7 @@ static void entry_end_nested(struct bh_gil_thread *self, const struct bh_gil_ent
 {
 	if (entry->waits) {
 		if (entry->booked)
-			bh_gil_books_return(self, now - entry->asked_ns, now);
+			bh_gil_books_return(self, bh_gil_elapsed(entry->asked_ns, now));
 		bh_gil_ledger_inside(self, now);
 	}
 	if (entry->by_attach)
@@ -202,9 +220,17 @@ static void entry_end_nested(struct bh_gil_thread *self, const struct bh_gil_ent
 		bh_gil_books_nested(self);
 }
 
-void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *entry)
+/* Looking at the clock is the dearest part of an entry that does not wait. */
+static uint64_t entry_got_in(const struct bh_gil_entry *entry)
 {
-	uint64_t now = entry->waits ? bh_gil_clock() : 0;
+	if (!entry->waits)
+		return 0;
+	return bh_gil_record_still_left(entry->left) ? entry->asked_ns : bh_gil_clock();
+}
+
+HOT void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *entry)
+{
+	uint64_t now = entry_got_in(entry);
 
 	if (entry->admission == BH_GIL_WAIT)
 		bh_gil_dismiss(self, entry->admission);
@@ -213,7 +239,7 @@ void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *ent
 		return;
 	}
 	if (entry->booked)
-		bh_gil_books_entry(self, entry->account, now - entry->asked_ns, now);
+		bh_gil_books_entry(self, entry->account, bh_gil_elapsed(entry->asked_ns, now));
 	if (entry->kind == BH_GIL_BARE) {
 		bh_gil_ledger_outside(self, now);
 		return;
@@ -225,7 +251,7 @@ void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry *ent
 	bh_gil_ledger_inside(self, now);
 }
 
-void bh_gil_scope_close(struct bh_gil_thread *self)
+HOT void bh_gil_scope_close(struct bh_gil_thread *self)
 {
 	uint64_t now;
 
@@ -233,7 +259,7 @@ void bh_gil_scope_close(struct bh_gil_thread *self)
 		return;
 	now = bh_gil_clock();
 	if (bh_gil_is_booked(self->account >= BH_GIL_SITES_MAX))
-		bh_gil_books_inside(self, now - self->since_ns, now);
+		bh_gil_books_inside(self, bh_gil_elapsed(self->since_ns, now));
 	bh_gil_ledger_outside(self, now);
 	if (self->counted)
 		bh_gil_dismiss(self, BH_GIL_SCOPE);
@@ -312,6 +338,7 @@ void bh_gil_interpreter_up(void)
 	bh_gil_adopt_main();
 	main_set_kept(self, PyThreadState_Get());
 	bh_gil_record_open();
+	bh_gil_ticks_settle();
 	if (self->depth == 0)
 		bh_gil_main_enter(BH_SITE_BOOTSTRAP);
 }
@@ -540,6 +567,7 @@ bh_status bh_gil_init(struct bh_error *err)
 	st = bh_gil_real_init(err);
 	if (st < 0)
 		return st;
+	bh_gil_ticks_begin();
 	st = bh_gil_ledger_init(err);
 	if (st < 0)
 		return st;

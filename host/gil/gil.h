@@ -75,8 +75,8 @@ struct bh_gil_scope {
 	bool outermost; /* a nested scope is counted as such and attributed to the outermost (GIL-1)
 			 */
 	bool attached;	/* this scope attached the thread state, its leave detaches */
-	uint32_t ensure; /* PyGILState_STATE when the thread keeps no state of its own */
-	uint64_t since_ns;
+	uint32_t ensure;   /* PyGILState_STATE when the thread keeps no state of its own */
+	uint64_t since_ns; /* by the ledger's own clock; 0 with [gil] ledger = off */
 };
 
 /* Enters the interpreter. -ESHUTDOWN once the gate has closed (GIL-5). A control-plane thread whose

@@ -52,6 +52,12 @@ static uintptr_t gil_last_holder(const struct _gil_runtime_state *gil)
 			       __ATOMIC_SEQ_CST);
 }
 
+/* A thread that takes the GIL after another one counts as a switch. */
+static uint64_t gil_switches(const struct _gil_runtime_state *gil)
+{
+	return __atomic_load_n(&gil->switch_number, __ATOMIC_SEQ_CST);
+}
+
 void bh_gil_record_open(void)
 {
 	struct bh_gil_record record;
@@ -83,7 +89,7 @@ bool bh_gil_record_read(struct bh_gil_record *ret_record)
 	 * never for long, since the control loop is among the readers. */
 	for (int tries = 0; tries < 4; tries++) {
 		record.state = gil_last_holder(gil);
-		record.switches = __atomic_load_n(&gil->switch_number, __ATOMIC_SEQ_CST);
+		record.switches = gil_switches(gil);
 		/* -1: destroyed. Zero lock words and no holder are a free GIL. */
 		if (gil_locked(gil) != 1 || record.state == 0)
 			return false;
@@ -92,6 +98,30 @@ bool bh_gil_record_read(struct bh_gil_record *ret_record)
 	}
 	*ret_record = record;
 	return true;
+}
+
+uint64_t bh_gil_record_left_by(const struct _ts *state)
+{
+	const struct _gil_runtime_state *gil =
+		atomic_load_explicit(&record_gil, memory_order_acquire);
+	uint64_t switches;
+
+	if (!gil || !state)
+		return 0;
+	switches = gil_switches(gil);
+	/* In this order: whoever takes it after the count was read changes the count, be it before
+	 * or after the look at the holder. */
+	if (gil_last_holder(gil) != (uintptr_t)state || gil_locked(gil) != 0)
+		return 0;
+	return switches + 1;
+}
+
+bool bh_gil_record_still_left(uint64_t left)
+{
+	const struct _gil_runtime_state *gil =
+		atomic_load_explicit(&record_gil, memory_order_acquire);
+
+	return left && gil && gil_switches(gil) + 1 == left;
 }
 
 uint32_t bh_gil_record_tid(const struct bh_gil_record *record)

@@ -29,10 +29,12 @@ struct bh_gil_thread {
 	struct bh_gil_row *row;	   /* its line in the ledger; NULL before its first entry */
 	struct bh_gil_book *book;  /* the one it wrote to last */
 	struct bh_gil_book *books; /* all of its own */
-	struct _ts *kept;    /* the thread state it keeps for life (GIL-8); main: the main one */
-	uint64_t since_ns;   /* when the outermost scope got in */
-	uint32_t account;    /* the outermost scope's (GIL-1); valid while depth > 0 */
-	uint32_t depth;	     /* open scopes, the outermost first */
+	struct _ts *kept;	/* the thread state it keeps for life (GIL-8); main: the main one */
+	uint64_t since_ns;	/* when the outermost scope got in */
+	uint32_t account;	/* the outermost scope's (GIL-1); valid while depth > 0 */
+	uint32_t raw_account;	/* what its last raw call was booked under, */
+	const void *raw_caller; /* and where that came from */
+	uint32_t depth;		/* open scopes, the outermost first */
 	uint32_t left_depth; /* main, between its leave and its enter: the depth to come back to */
 	enum bh_plane plane; /* as far as known: a thread is tagged at most once (RI-2) */
 	bool by_attach;	 /* the outermost scope was opened by an attach: its opposite closes it */
@@ -66,8 +68,9 @@ struct bh_gil_entry {
 	enum { BH_GIL_OPENS, BH_GIL_NESTS, BH_GIL_BARE } kind;
 	uint64_t asked_ns; /* 0 with [gil] ledger = off */
 	uint32_t account;
-	bool waits;  /* false: it holds the GIL already */
-	bool booked; /* as [gil] ledger says */
+	uint64_t left; /* see bh_gil_record_left_by() */
+	bool waits;    /* false: it holds the GIL already */
+	bool booked;   /* as [gil] ledger says */
 	bool by_attach;
 };
 
@@ -165,12 +168,6 @@ bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate); /* Thread: any
 
 extern enum bh_gil_ledger bh_gil_mode; /* I: once threads are made */
 
-/* The ledger's clock: not read at all with [gil] ledger = off. */
-static inline uint64_t bh_gil_clock(void)
-{
-	return __builtin_expect(bh_gil_mode == BH_GIL_LEDGER_OFF, 0) ? 0 : bh_now_ns();
-}
-
 static inline bool bh_gil_is_booked(bool raw)
 {
 	return __builtin_expect(bh_gil_mode == BH_GIL_LEDGER_FULL, 1) ||
@@ -179,11 +176,10 @@ static inline bool bh_gil_is_booked(bool raw)
 
 /* An outermost entry; an inner one, and coming back to the GIL inside a scope; a scope's end. The
  * last three are the present scope's. */
-void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns,
-			uint64_t now_ns);
+void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns);
 void bh_gil_books_nested(struct bh_gil_thread *self);
-void bh_gil_books_return(struct bh_gil_thread *self, uint64_t waited_ns, uint64_t now_ns);
-void bh_gil_books_inside(struct bh_gil_thread *self, uint64_t inside_ns, uint64_t now_ns);
+void bh_gil_books_return(struct bh_gil_thread *self, uint64_t waited_ns);
+void bh_gil_books_inside(struct bh_gil_thread *self, uint64_t inside_ns);
 void bh_gil_books_unsanctioned(const struct bh_gil_thread *self, uint32_t account);
 void bh_gil_books_reset_unsanctioned(void);
 void bh_gil_books_held(uint32_t account, enum bh_plane plane, uint64_t ns);
@@ -206,6 +202,44 @@ void bh_gil_peak_raise(struct bh_gil_peak *peak, uint64_t ns, uint64_t at_ns, ui
 /* Fills in max_*. */
 void bh_gil_peak_read(const struct bh_gil_peak *peak, struct bh_gil_times *ret_times);
 
+/* ---- ticks.c --------------------------------------------------------------------------------- */
+
+struct bh_gil_ticks {
+	_Atomic int64_t scale; /* A: release after the others; ns a tick, times 2^32; 0: not used */
+	uint64_t base_ticks, base_ns;
+};
+extern struct bh_gil_ticks bh_gil_ticks;
+
+void bh_gil_ticks_begin(void);	/* main, early */
+void bh_gil_ticks_settle(void); /* main, some milliseconds later */
+
+/* The ledger's clock, in ns. Only differences mean anything, and only bh_gil_elapsed() takes them.
+ * 0, and no clock is read, with [gil] ledger = off. */
+static inline uint64_t bh_gil_clock(void)
+{
+	if (__builtin_expect(bh_gil_mode == BH_GIL_LEDGER_OFF, 0))
+		return 0;
+#if defined(__x86_64__)
+	int64_t scale = atomic_load_explicit(&bh_gil_ticks.scale, memory_order_acquire);
+
+	if (__builtin_expect(scale != 0, 1)) {
+		int64_t ticks = (int64_t)(__builtin_ia32_rdtsc() - bh_gil_ticks.base_ticks);
+
+		return bh_gil_ticks.base_ns + (uint64_t)((__int128)ticks * scale >> 32);
+	}
+#endif
+	return bh_now_ns();
+}
+
+/* A counter may be a few ticks behind another CPU's. */
+static inline uint64_t bh_gil_elapsed(uint64_t from, uint64_t to)
+{
+	return to > from ? to - from : 0;
+}
+
+/* When that was by CLOCK_MONOTONIC; 0 stays 0. */
+uint64_t bh_gil_clock_monotonic(uint64_t at);
+
 /* ---- holder.c: the interpreter's own record (GIL-6) -------------------------------------------
  */
 
@@ -219,6 +253,10 @@ void bh_gil_record_open(void);
 void bh_gil_record_close(void);
 bool bh_gil_record_read(
 	struct bh_gil_record *ret_record); /* false: nobody holds it, or not readable */
+/* Not 0: nobody holds the GIL, and `state` was the last to. After that thread has taken it again,
+ * still_left says whether nobody else had it in between: then it did not have to wait. */
+uint64_t bh_gil_record_left_by(const struct _ts *state);
+bool bh_gil_record_still_left(uint64_t left);
 /* The kernel id in a thread state that may be freed at any moment; 0 when it cannot be had. */
 uint32_t bh_gil_record_tid(const struct bh_gil_record *record);
 

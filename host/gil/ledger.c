@@ -28,7 +28,8 @@ struct doing {
 	enum bh_gil_row_state state;
 	bool counted; /* the closing gate waits for it */
 	uint32_t account;
-	uint64_t since_ns; /* rounded down to 1024 ns */
+	uint64_t since_ns; /* rounded down to 1024 ns; written by the ledger's clock, read as
+			      CLOCK_MONOTONIC */
 };
 
 static_assert(BH_GIL_ACCOUNTS <= 1 << 12, "an account fits the 12 bits of struct doing's word");
@@ -80,7 +81,7 @@ static struct doing row_doing(const struct bh_gil_row *row)
 		.state = (enum bh_gil_row_state)(word & 3),
 		.counted = word >> 2 & 1,
 		.account = word >> 3 & 0xfff,
-		.since_ns = word >> 15 << 10,
+		.since_ns = bh_gil_clock_monotonic(word >> 15 << 10),
 	};
 }
 
