@@ -357,6 +357,11 @@ bool bh_gil_books_read(uint32_t account, enum bh_plane plane, struct bh_gil_stat
 	return true;
 }
 
+uint32_t bh_gil_books_begun(void)
+{
+	return atomic_load_explicit(&books_used, memory_order_relaxed);
+}
+
 bool bh_gil_stats_next(uint32_t *cursor, struct bh_gil_stats *ret_stats)
 {
 	while (*cursor < BH_GIL_ACCOUNTS * BH_PLANES) {

@@ -188,6 +188,8 @@ void bh_gil_books_forked(struct bh_gil_thread *self);
 /* Thread: any. False: never used. */
 bool bh_gil_books_read(uint32_t account, enum bh_plane plane, struct bh_gil_stats *ret_stats);
 
+uint32_t bh_gil_books_begun(void); /* how many books there are by now; for tests */
+
 /* A maximum, and whose it was. A: seq_cst; the record is odd in `version` while it is written, and
  * belongs to the maximum only if `of_ns` is that. */
 struct bh_gil_peak {
