@@ -177,6 +177,37 @@ static void gil1_several_writers(void)
 		       site_number("unit.many", "inside_s"));
 }
 
+/* A thread without a row has no books of its own: all such share one. */
+static void book_without_row(struct job *job)
+{
+	struct bh_gil_thread self = { .account = job->site, .plane = BH_PLANE_NONE };
+
+	for (int i = 0; i < 50000; i++) {
+		bh_gil_books_entry(&self, job->site, 10);
+		bh_gil_books_inside(&self, 5000);
+	}
+}
+
+static void gil1_shared_writers(void)
+{
+	struct job jobs[4];
+	bh_gil_site site = add_site("shared", BH_SITE_DATA_ONLY);
+	struct bh_gil_stats stats;
+
+	for (size_t i = 0; i < 4; i++) {
+		jobs[i] = (struct job){ .run = book_without_row, .site = site };
+		job_start(&jobs[i], "shared");
+	}
+	for (size_t i = 0; i < 4; i++)
+		job_join(&jobs[i]);
+	CU_ASSERT_TRUE(find_stats("unit.shared", BH_PLANE_NONE, &stats));
+	CU_ASSERT_EQUAL(stats.entries, 200000);
+	CU_ASSERT_EQUAL(stats.wait.total_ns, 2000000);
+	CU_ASSERT_EQUAL(times_count(&stats.inside), 200000);
+	CU_ASSERT_EQUAL(stats.inside.max_ns, 5000);
+	CU_ASSERT_EQUAL(stats.inside.max_tid, 0); /* nobody's */
+}
+
 /* ---- maxima ---------------------------------------------------------------------------------- */
 
 struct climber {
@@ -948,6 +979,7 @@ static const struct bh_test tests[] = {
 	{ "GIL-1: planes are told apart", gil1_planes },
 	{ "GIL-1: a thread's books go on with the next one", gil1_books_handed_over },
 	{ "GIL-1: several threads at one site are all counted", gil1_several_writers },
+	{ "GIL-1: threads that share a book are all counted", gil1_shared_writers },
 	{ "GIL-1: when there are more threads and sites than books, nothing is lost",
 	  gil1_shared_books },
 	{ "GIL-1: when maxima meet, the highest stays, and whose it was is right or unknown",
