@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* holder - the interpreter's own record of who holds the GIL.
  *
- * The only file that sees CPython's internal headers, and all that may break with a new version:
- * the record is `locked`, `last_holder` and `switch_number` in the GIL of the main interpreter,
- * which lies in static memory in 3.11, 3.12 and 3.13, so that a late reader reads stale bytes,
- * never freed ones. The thread state it points to has no such promise and is read through the
- * kernel.
+ * With frames.c the only file that sees CPython's internal headers, and all that may break with a
+ * new version: the record is `locked`, `last_holder` and `switch_number` in the GIL of the main
+ * interpreter, which lies in static memory in 3.11, 3.12 and 3.13, so that a late reader reads
+ * stale bytes, never freed ones. The thread state it points to has no such promise and is read
+ * through the kernel.
  *
  * Thread: any. GIL: held or not. Keeps: GIL-6. */
 #include "config.h"
@@ -75,6 +75,11 @@ void bh_gil_record_open(void)
 void bh_gil_record_close(void)
 {
 	atomic_store_explicit(&record_gil, NULL, memory_order_release);
+}
+
+bool bh_gil_record_is_open(void)
+{
+	return atomic_load_explicit(&record_gil, memory_order_acquire) != NULL;
 }
 
 bool bh_gil_record_read(struct bh_gil_record *ret_record)

@@ -253,6 +253,7 @@ struct bh_gil_record {
 /* Thread: any, with or without the GIL. */
 void bh_gil_record_open(void);
 void bh_gil_record_close(void);
+bool bh_gil_record_is_open(void); /* the interpreter is up, and laid out as this was built for */
 bool bh_gil_record_read(
 	struct bh_gil_record *ret_record); /* false: nobody holds it, or not readable */
 /* Not 0: nobody holds the GIL, and `state` was the last to. After that thread has taken it again,
