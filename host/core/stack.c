@@ -4,8 +4,8 @@
  * Thread: any. Keeps: EXIT-4. File-scope state, because a signal handler has nothing to hang it on.
  *
  * dladdr() would wait for the loader's lock, which a thread inside a library's constructor holds
- * for as long as it likes: names come from _dl_find_object() and the object's own dynamic symbol
- * table. */
+ * for as long as it likes: names come from _dl_find_object(), what was read of the object's file
+ * when it was loaded, and the object's own dynamic symbol table. */
 #include "config.h"
 
 #include "host/core/stack.h"
@@ -20,14 +20,19 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "host/core/log.h"
 #include "host/core/sync.h"
 
 #define FRAMES_MAX 48
-#define FRAMES_OF_HANDLER 2 /* the handler itself and the signal trampoline */
+#define SYMBOLS_MAX 200000
+#define SYMBOL_BYTES_MAX (16u << 20) /* of a file's symbols and their names together */
+#define LOOK_BACK 64		     /* functions may lie in functions, but not many */
+#define FRAMES_OF_HANDLER 2	     /* the handler itself and the signal trampoline */
 
 enum slot_state { SLOT_IDLE, SLOT_ASKED, SLOT_TAKING, SLOT_TAKEN };
 
@@ -73,10 +78,244 @@ bh_status bh_stack_init(struct bh_error *err)
 	sigemptyset(&action.sa_mask);
 	if (sigaction(bh_stack_signal(), &action, NULL) != 0)
 		return bh_raise(err, -errno, "stack.signal", BH_INT("signal", bh_stack_signal()));
+	bh_stack_learn(&slot, "/proc/self/exe");
 	return 0;
 }
 
-/* ---- names ----------------------------------------------------------------------------------- */
+/* ---- names: what an object's file says ------------------------------------------------------- */
+
+struct function {
+	uint32_t start, size; /* relative to where the object lies */
+	uint32_t name;	      /* in `names` */
+	bool global, sizeless;
+};
+
+struct learned {
+	struct learned *next;	    /* I: once published */
+	const struct link_map *map; /* I: of an object that stays for good (PLG-5) */
+	char *names;		    /* I: owned */
+	size_t n;		    /* I */
+	struct function functions[];
+};
+
+/* A: release by who adds, acquire by who looks. Nothing is ever changed or taken out. */
+static _Atomic(struct learned *) all_learned;
+
+static const struct learned *find_learned(const struct link_map *map)
+{
+	const struct learned *at = atomic_load_explicit(&all_learned, memory_order_acquire);
+
+	while (at && at->map != map)
+		at = at->next;
+	return at;
+}
+
+static bool read_at(int fd, void *to, size_t size, uint64_t offset)
+{
+	for (size_t done = 0; done < size;) {
+		ssize_t n = pread(fd, (char *)to + done, size - done, (off_t)(offset + done));
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n <= 0)
+			return false;
+		done += (size_t)n;
+	}
+	return true;
+}
+
+/* The sections of a file that is being read. */
+struct sections {
+	ElfW(Shdr) * table; /* owned */
+	size_t n;
+	const ElfW(Shdr) * symbols, *names; /* in `table` */
+};
+
+static bool read_sections(int fd, struct sections *ret)
+{
+	ElfW(Ehdr) head;
+
+	if (!read_at(fd, &head, sizeof(head), 0) || memcmp(head.e_ident, ELFMAG, SELFMAG) != 0 ||
+	    head.e_shentsize != sizeof(ElfW(Shdr)) || head.e_shnum == 0)
+		return false;
+	ret->n = head.e_shnum;
+	ret->table = calloc(ret->n, sizeof(*ret->table));
+	if (!ret->table || !read_at(fd, ret->table, ret->n * sizeof(*ret->table), head.e_shoff))
+		return false;
+	for (size_t i = 0; i < ret->n && !ret->symbols; i++)
+		if (ret->table[i].sh_type == SHT_SYMTAB && ret->table[i].sh_link < ret->n)
+			ret->symbols = &ret->table[i];
+	if (!ret->symbols || ret->symbols->sh_entsize != sizeof(ElfW(Sym)))
+		return false;
+	ret->names = &ret->table[ret->symbols->sh_link];
+	return ret->names->sh_size > 0;
+}
+
+/* Those of one start are neighbours, the one to keep first: a name that others may use too. */
+static int by_start(const void *left, const void *right)
+{
+	const struct function *a = left, *b = right;
+
+	if (a->start != b->start)
+		return a->start < b->start ? -1 : 1;
+	if (a->global != b->global)
+		return a->global ? -1 : 1;
+	if (a->sizeless != b->sizeless)
+		return a->sizeless ? 1 : -1;
+	return a->name < b->name ? -1 : a->name > b->name;
+}
+
+static bool is_function(const ElfW(Sym) * symbol)
+{
+	unsigned char type = ELF64_ST_TYPE(symbol->st_info);
+
+	return (type == STT_FUNC || type == STT_GNU_IFUNC) && symbol->st_shndx != SHN_UNDEF;
+}
+
+/* A function written in assembly may have no size: it may go on to its section's end. */
+static bool take_symbol(const ElfW(Sym) * symbol, const struct sections *sections,
+			struct function *ret)
+{
+	uint64_t size = symbol->st_size;
+
+	if (!is_function(symbol) || symbol->st_name >= sections->names->sh_size)
+		return false;
+	if (size == 0) {
+		const ElfW(Shdr) * in;
+
+		if (symbol->st_shndx >= sections->n)
+			return false;
+		in = &sections->table[symbol->st_shndx];
+		size = in->sh_addr + in->sh_size - symbol->st_value;
+	}
+	if (symbol->st_value > UINT32_MAX || size > UINT32_MAX)
+		return false;
+	*ret = (struct function){
+		.start = (uint32_t)symbol->st_value,
+		.size = (uint32_t)size,
+		.name = symbol->st_name,
+		.global = ELF64_ST_BIND(symbol->st_info) == STB_GLOBAL,
+		.sizeless = symbol->st_size == 0,
+	};
+	return true;
+}
+
+static void sort_functions(struct learned *learned)
+{
+	struct function *f = learned->functions;
+	size_t n = 0;
+
+	qsort(f, learned->n, sizeof(*f), by_start);
+	for (size_t i = 0; i < learned->n; i++)
+		if (n == 0 || f[n - 1].start != f[i].start)
+			f[n++] = f[i];
+	for (size_t i = 0; i + 1 < n; i++)
+		if (f[i].sizeless && f[i].size > f[i + 1].start - f[i].start)
+			f[i].size = f[i + 1].start - f[i].start;
+	learned->n = n;
+}
+
+static struct learned *learned_free(struct learned *learned)
+{
+	if (learned)
+		free(learned->names);
+	free(learned);
+	return NULL;
+}
+
+/* NULL when there is nothing to be learnt. */
+static struct learned *read_functions(int fd, const struct sections *sections, const char *path)
+{
+	size_t n = sections->symbols->sh_size / sizeof(ElfW(Sym));
+	size_t size = sections->names->sh_size;
+	struct learned *learned = NULL;
+	ElfW(Sym) * symbols;
+
+	if (n > SYMBOLS_MAX || size > SYMBOL_BYTES_MAX ||
+	    size + n * sizeof(*symbols) > SYMBOL_BYTES_MAX) {
+		bh_log(BH_LOG_INFO, "stack",
+		       "too many symbols: stacks show its functions by their offsets",
+		       BH_STR("path", path), BH_INT("symbols", n), BH_INT("accepted", SYMBOLS_MAX));
+		return NULL;
+	}
+	symbols = calloc(n + 1, sizeof(*symbols));
+	learned = calloc(1, sizeof(*learned) + n * sizeof(learned->functions[0]));
+	if (learned)
+		learned->names = malloc(size);
+	if (!symbols || !learned || !learned->names ||
+	    !read_at(fd, symbols, n * sizeof(*symbols), sections->symbols->sh_offset) ||
+	    !read_at(fd, learned->names, size, sections->names->sh_offset)) {
+		free(symbols);
+		return learned_free(learned);
+	}
+	learned->names[size - 1] = '\0'; /* whatever the file says */
+	for (size_t i = 0; i < n; i++)
+		learned->n += take_symbol(&symbols[i], sections, &learned->functions[learned->n]);
+	free(symbols);
+	if (learned->n == 0)
+		return learned_free(learned);
+	sort_functions(learned);
+	return learned;
+}
+
+static struct learned *read_file(const char *path)
+{
+	struct sections sections = { 0 };
+	struct learned *learned = NULL;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+
+	if (fd < 0)
+		return NULL;
+	if (read_sections(fd, &sections))
+		learned = read_functions(fd, &sections, path);
+	free(sections.table);
+	close(fd);
+	return learned;
+}
+
+void bh_stack_learn(const void *address_in_object, const char *path)
+{
+	struct dl_find_object object;
+	struct learned *learned;
+
+	if (_dl_find_object((void *)(uintptr_t)address_in_object, &object) != 0 ||
+	    !object.dlfo_link_map || find_learned(object.dlfo_link_map))
+		return;
+	learned = read_file(path);
+	if (!learned)
+		return;
+	learned->map = object.dlfo_link_map;
+	learned->next = atomic_load_explicit(&all_learned, memory_order_acquire);
+	while (!atomic_compare_exchange_weak_explicit(&all_learned, &learned->next, learned,
+						      memory_order_release, memory_order_acquire))
+		;
+}
+
+/* The function that contains `offset`, the innermost where functions lie in one another. */
+static const char *find_function(const struct learned *learned, uintptr_t offset, uintptr_t *ret_at)
+{
+	size_t low = 0, high = learned->n;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (learned->functions[middle].start <= offset)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	for (size_t i = low; i > 0 && low - i < LOOK_BACK; i--) {
+		const struct function *f = &learned->functions[i - 1];
+
+		if (offset - f->start < f->size) {
+			*ret_at = offset - f->start;
+			return learned->names + f->name;
+		}
+	}
+	return NULL;
+}
+
+/* ---- names: what an object says itself -------------------------------------------------------- */
 
 struct symbols {
 	const ElfW(Sym) * table;
@@ -121,13 +360,34 @@ static bool find_symbols(const struct link_map *map, struct symbols *ret)
 	return true;
 }
 
-static size_t render_frame(uintptr_t pc, char *buffer, size_t size)
+static const char *find_dynamic(const struct link_map *map, uintptr_t offset, uintptr_t *ret_at)
 {
-	struct dl_find_object object;
 	const ElfW(Sym) *best = NULL;
 	struct symbols symbols;
-	const char *file;
-	uintptr_t offset;
+
+	if (!find_symbols(map, &symbols))
+		return NULL;
+	for (uint32_t i = 0; i < symbols.count; i++) {
+		const ElfW(Sym) *symbol = &symbols.table[i];
+
+		if (is_function(symbol) && offset - symbol->st_value < symbol->st_size &&
+		    (!best || symbol->st_value > best->st_value ||
+		     (symbol->st_value == best->st_value &&
+		      ELF64_ST_BIND(best->st_info) != STB_GLOBAL)))
+			best = symbol;
+	}
+	if (!best)
+		return NULL;
+	*ret_at = offset - best->st_value;
+	return symbols.names + best->st_name;
+}
+
+static size_t render_frame(uintptr_t pc, char *buffer, size_t size)
+{
+	const struct learned *learned;
+	struct dl_find_object object;
+	const char *file, *name = NULL;
+	uintptr_t offset, at = 0;
 	int n;
 
 	if (_dl_find_object((void *)pc, &object) != 0 || !object.dlfo_link_map)
@@ -137,14 +397,13 @@ static size_t render_frame(uintptr_t pc, char *buffer, size_t size)
 	file = !file || !*file	    ? program_invocation_short_name
 	       : strrchr(file, '/') ? strrchr(file, '/') + 1
 				    : file;
-	if (find_symbols(object.dlfo_link_map, &symbols))
-		for (uint32_t i = 0; i < symbols.count && !best; i++)
-			if (symbols.table[i].st_size &&
-			    offset - symbols.table[i].st_value < symbols.table[i].st_size)
-				best = &symbols.table[i];
-	if (best)
-		n = snprintf(buffer, size, "%s:%s+%#lx", file, symbols.names + best->st_name,
-			     (unsigned long)(offset - best->st_value));
+	learned = find_learned(object.dlfo_link_map);
+	if (learned)
+		name = find_function(learned, offset, &at);
+	if (!name)
+		name = find_dynamic(object.dlfo_link_map, offset, &at);
+	if (name)
+		n = snprintf(buffer, size, "%s:%s+%#lx", file, name, (unsigned long)at);
 	else
 		n = snprintf(buffer, size, "%s+%#lx", file, (unsigned long)offset);
 	return n < 0 ? 0 : (size_t)n;

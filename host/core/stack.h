@@ -16,6 +16,12 @@
  * made. */
 bh_status bh_stack_init(struct bh_error *err) BH_MUST_CHECK;
 int bh_stack_signal(void);
+/* Reads the names of the functions of the object that `address_in_object` lies in from its file
+ * `path`, static and hidden ones too: without that only what it exports has a name. Once an object,
+ * right after it was loaded, so that no file is read when a report is due; the executable's own are
+ * read by bh_stack_init(). A stripped or unreadable file adds nothing. Kept for good. Thread: any.
+ * Blocks: on the file system. */
+void bh_stack_learn(const void *address_in_object, const char *path);
 /* "libm.so.6:sin+0x12 < plugin.so:compute+0x40 < …", innermost first, cut at `size`; without a
  * stack: "no stack (signals blocked): wchan=… syscall=…". Returns the length written. */
 size_t bh_stack_render(uint32_t tid, struct bh_deadline until, char *buffer, size_t size);

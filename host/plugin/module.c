@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "host/core/log.h"
+#include "host/core/stack.h"
 #include "host/plugin/backend.h"
 #include "host/plugin/descriptor.h"
 #include "host/plugin/faults.h"
@@ -73,6 +74,15 @@ static bh_status check_file(struct bh_module *module, struct bh_error *err)
 	return st;
 }
 
+/* Static functions in reports of stacks; a file is read now, so that none is when one is due. */
+static void learn_names(void *library, const char *path)
+{
+	struct link_map *map;
+
+	if (dlinfo(library, RTLD_DI_LINKMAP, &map) == 0)
+		bh_stack_learn(map->l_ld, path);
+}
+
 static bh_status open_library(struct bh_module *module, void **ret_library, struct bh_error *err)
 {
 	struct bh_surroundings before;
@@ -83,6 +93,7 @@ static bh_status open_library(struct bh_module *module, void **ret_library, stru
 	bh_surroundings_restore(&before, module->config->label, "load"); /* PLG-6 */
 	if (!library)
 		return bh_raise(err, -ENOEXEC, "module.load", BH_STR("reason", dlerror()));
+	learn_names(library, module->path);
 	*ret_library = library;
 	return 0;
 }
