@@ -26,7 +26,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -43,9 +42,6 @@
 #define FILE_LENGTH 200
 #define NAME_LENGTH 100
 #define TABLE_MAX 65536u /* bytes of a code object's line table that are gone through */
-
-/* A: relaxed; set once, when the kernel turns out to forbid the copying. */
-static _Atomic bool unreadable;
 
 /* ---- reading what may have gone -------------------------------------------------------------- */
 
@@ -530,7 +526,6 @@ bh_status bh_gil_frames_init(struct bh_error *err)
 	bh_log(BH_LOG_WARNING, "gil", "Python's stacks cannot be read here; reports go without",
 	       BH_STR("call", "process_vm_readv"), BH_STR("reason", strerrorname_np(errno)),
 	       BH_STR("hint", "a system call filter forbids it"));
-	atomic_store_explicit(&unreadable, true, memory_order_relaxed);
 	return 0;
 }
 
@@ -538,9 +533,10 @@ json_t *bh_gil_frames_read(void)
 {
 	struct states states;
 
-	if (atomic_load_explicit(&unreadable, memory_order_relaxed) || !bh_gil_record_is_open())
+	if (!bh_gil_record_is_open())
 		return json_array();
-	/* A list that keeps moving is shown as far as it was read. */
+	/* A list that keeps moving is shown as far as it was read; where the kernel forbids reading
+	 * that is nowhere. */
 	for (int i = 0; i < TRIES && !list_states(&states); i++)
 		;
 	return render_states(&states);
