@@ -253,9 +253,9 @@ void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t w
 	add_times(self, book, &book->wait, waited_ns);
 }
 
-void bh_gil_books_nested(struct bh_gil_thread *self)
+void bh_gil_books_nested(struct bh_gil_thread *self, uint32_t account)
 {
-	struct bh_gil_book *book = book_of(self, self->account);
+	struct bh_gil_book *book = book_of(self, account);
 
 	add(book, &book->nested, 1);
 }

@@ -190,6 +190,18 @@ static void entry_begin_nested(struct bh_gil_thread *self, struct bh_gil_entry *
 	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
 }
 
+/* GIL-6: a raw call that belongs to another's scope, or to Python's own thread, is booked there
+ * (GIL-1). Its library's row has it as nested too: else code that is only ever called from Python
+ * would not be in the books by its name. */
+static void count_by_library(struct bh_gil_thread *self, uint32_t booked_account,
+			     const void *caller)
+{
+	uint32_t account = raw_account(self, caller);
+
+	if (account != booked_account)
+		bh_gil_books_nested(self, account);
+}
+
 HOT bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *entry,
 			    const struct bh_gil_caller *caller)
 {
@@ -202,6 +214,8 @@ HOT bool bh_gil_entry_begin(struct bh_gil_thread *self, struct bh_gil_entry *ent
 		entry_begin_nested(self, entry);
 	else
 		entry_begin_outermost(self, entry, caller);
+	if (caller->site == BH_GIL_SITE_NONE && entry->booked)
+		count_by_library(self, entry->account, caller->address);
 	return true;
 }
 
@@ -217,7 +231,7 @@ static void entry_end_nested(struct bh_gil_thread *self, const struct bh_gil_ent
 		return; /* the way back from a detach, not an entry */
 	self->depth++;
 	if (entry->booked)
-		bh_gil_books_nested(self);
+		bh_gil_books_nested(self, self->account);
 }
 
 /* Looking at the clock is the dearest part of an entry that does not wait. */

@@ -174,10 +174,10 @@ static inline bool bh_gil_is_booked(bool raw)
 	       (bh_gil_mode == BH_GIL_LEDGER_SITES && !raw);
 }
 
-/* An outermost entry; an inner one, and coming back to the GIL inside a scope; a scope's end. The
- * last three are the present scope's. */
+/* An outermost entry; an inner one; coming back to the GIL inside a scope, and a scope's end, both of
+ * the present scope's account. */
 void bh_gil_books_entry(struct bh_gil_thread *self, uint32_t account, uint64_t waited_ns);
-void bh_gil_books_nested(struct bh_gil_thread *self);
+void bh_gil_books_nested(struct bh_gil_thread *self, uint32_t account);
 void bh_gil_books_return(struct bh_gil_thread *self, uint64_t waited_ns);
 void bh_gil_books_inside(struct bh_gil_thread *self, uint64_t inside_ns);
 void bh_gil_books_unsanctioned(const struct bh_gil_thread *self, uint32_t account);

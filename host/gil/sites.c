@@ -35,7 +35,7 @@ struct site {
 struct library {
 	_Atomic(const struct link_map *) map; /* A: seq_cst; claims the row */
 	_Atomic bool named;		      /* A: release after `name` */
-	char name[48];			      /* "raw:libx.so" */
+	char name[128];			      /* "raw:libx.so", cut */
 };
 
 static struct {
