@@ -77,7 +77,7 @@ static void raw_in_scope(struct job *job)
 static void gil1_raw_nested(void)
 {
 	struct job job = { .run = raw_in_scope, .plane = BH_PLANE_DATA };
-	double raw = site_number("raw:host", "entries");
+	double raw = site_number("raw:host", "entries"), nested = site_number("raw:host", "nested");
 
 	job.site = add_site("mixed", BH_SITE_DATA_ONLY);
 	job_run(&job, "mixed");
@@ -85,6 +85,8 @@ static void gil1_raw_nested(void)
 	CU_ASSERT_EQUAL(site_number("unit.mixed", "entries"), 1);
 	CU_ASSERT_EQUAL(site_number("unit.mixed", "nested"), 2);
 	CU_ASSERT_EQUAL(site_number("raw:host", "entries"), raw);
+	/* GIL-6: by library as well: two Ensures and the way back from Py_BEGIN_ALLOW_THREADS. */
+	CU_ASSERT_EQUAL(site_number("raw:host", "nested"), nested + 3);
 }
 
 static void leave_unbalanced(struct job *job)
@@ -791,16 +793,66 @@ static void come_by_new_state(struct job *job)
 	}
 }
 
-static void come_by_restore(struct job *job)
+/* A state for life, attached and detached by either pair of functions. */
+static void come_by_attach(struct job *job)
 {
 	struct comer *comer = bh_container_of(job, struct comer, job);
 	PyThreadState *state = PyThreadState_New(PyInterpreterState_Main());
 
 	for (;;) {
-		PyEval_RestoreThread(state);
+		if (rand_r(&comer->seed) % 2)
+			PyEval_RestoreThread(state);
+		else
+			PyEval_AcquireThread(state);
 		CHILD_CHECK(python_long("6 * 7") == 42);
 		Py_BEGIN_ALLOW_THREADS wander(&comer->seed);
-		Py_END_ALLOW_THREADS state = PyEval_SaveThread();
+		Py_END_ALLOW_THREADS if (rand_r(&comer->seed) % 2) state = PyEval_SaveThread();
+		else PyEval_ReleaseThread(state);
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+}
+
+#if PY_VERSION_HEX >= 0x030c0000
+/* Up to 3.11 a swap neither takes nor drops the GIL. */
+static void come_by_swap(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+	PyThreadState *state = PyThreadState_New(PyInterpreterState_Main());
+
+	for (;;) {
+		PyThreadState_Swap(state);
+		CHILD_CHECK(python_long("6 * 7") == 42);
+		PyThreadState_Swap(NULL);
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+}
+#endif
+
+/* A library's thread that calls back into Python through _ctypes. */
+static _Atomic uintptr_t callback; /* set by Python; the object behind it lives for good */
+
+static void come_by_callback(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+	int (*call)(void) = (int (*)(void))atomic_load(&callback);
+
+	for (;;) {
+		CHILD_CHECK(call() == 42);
+		comer_was_in(comer);
+		wander(&comer->seed);
+	}
+}
+
+static void come_by_enter(struct job *job)
+{
+	struct comer *comer = bh_container_of(job, struct comer, job);
+	struct bh_gil_scope scope;
+
+	while ((job->status = bh_gil_enter(BH_SITE_TEST, BH_HERE, &scope, NULL)) == 0) {
+		CHILD_CHECK(python_long("6 * 7") == 42);
+		bh_gil_leave(&scope);
 		comer_was_in(comer);
 		wander(&comer->seed);
 	}
@@ -823,22 +875,62 @@ static void come_as_worker(struct job *job)
 	bh_gil_worker_stop();
 }
 
+/* Python's own threads, daemons and one that must be waited for; what else an app may leave behind:
+ * exit handlers that start threads, and objects whose destructors let go of the GIL and come back
+ * while the interpreter ends. */
+static const char crowd[] =
+	"import atexit, ctypes, socket\n"
+	"usleep = ctypes.CDLL(None).usleep\n"
+	"def busy():\n    while True: pass\n"
+	"def sleepy():\n    while True: time.sleep(0.0001)\n"
+	"def extension():\n    while True: usleep(50)\n"
+	"lock, taken = threading.Lock(), threading.Lock()\n"
+	"taken.acquire()\n"
+	"def contend():\n"
+	"    while True:\n"
+	"        with lock: usleep(10)\n"
+	"near, far = socket.socketpair()\n"
+	"leave = threading.Event()\n"
+	"def stay():\n"
+	"    while not leave.wait(0.0002): usleep(20)\n"
+	"def daemon(f, *args):\n"
+	"    threading.Thread(target=f, args=args, daemon=True).start()\n"
+	"for f in busy, sleepy, extension, contend, contend, taken.acquire: daemon(f)\n"
+	"daemon(near.recv, 1)\n"
+	"threading.Thread(target=stay).start()\n"
+	"threading._register_atexit(leave.set)\n"
+	"atexit.register(lambda: (daemon(extension), daemon(sleepy), daemon(busy)))\n"
+	"class Late:\n"
+	"    def __init__(self): self.me, self.usleep = self, usleep\n"
+	"    def __del__(self): self.usleep(10)\n"
+	"late = [Late(), Late()]\n"
+	"call = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 42)\n"
+	"ctypes.pythonapi.Py_IncRef(ctypes.py_object(call))\n"
+	"callback = ctypes.cast(call, ctypes.c_void_p).value\n";
+
 static int child_round(unsigned seed)
 {
-	static void (*const kinds[])(struct job *) = { come_by_ensure, come_by_new_state,
-						       come_by_restore, come_as_worker,
-						       come_as_worker };
+	static void (*const kinds[])(struct job *) = {
+		come_by_ensure,
+		come_by_ensure,
+		come_by_new_state,
+		come_by_attach,
+#if PY_VERSION_HEX >= 0x030c0000
+		come_by_swap,
+#endif
+		come_by_callback,
+		come_by_enter,
+		come_as_worker,
+		come_as_worker,
+		come_as_worker,
+	};
 	_Atomic unsigned n_in = 0;
 	struct comer comers[BH_ARRAY_LEN(kinds)] = { 0 };
 
 	host_up();
 	bh_gil_main_enter(BH_SITE_TEST);
-	CHILD_CHECK(python_run("import ctypes\nusleep = ctypes.CDLL(None).usleep\n"
-			       "def busy():\n    while True: pass\n"
-			       "def sleepy():\n    while True: time.sleep(0.0001)\n"
-			       "def extension():\n    while True: usleep(50)\n"
-			       "for f in busy, sleepy, extension:\n"
-			       "    threading.Thread(target=f, daemon=True).start()\n") == 0);
+	CHILD_CHECK(python_run(crowd) == 0);
+	atomic_store(&callback, (uintptr_t)python_long("callback"));
 	bh_gil_main_leave();
 	for (size_t i = 0; i < BH_ARRAY_LEN(kinds); i++) {
 		comers[i].job.run = kinds[i];
@@ -848,10 +940,14 @@ static int child_round(unsigned seed)
 	}
 	CHILD_CHECK(EVENTUALLY(atomic_load(&n_in) == BH_ARRAY_LEN(kinds)));
 	usleep(rand_r(&seed) % 3000);
+	/* Python's own end comes first, as in the host: a thread that it waits for must still get in. */
+	bh_gil_main_enter(BH_SITE_STOP);
+	CHILD_CHECK(python_run("threading._shutdown()\natexit._run_exitfuncs()\n") == 0);
+	bh_gil_main_leave();
 	CHILD_CHECK(bh_gil_gate_close(PATIENCE, NULL) == 0);
 	CHILD_CHECK(host_down() == 0);
 	for (size_t i = 0; i < BH_ARRAY_LEN(kinds); i++)
-		if (kinds[i] == come_as_worker) {
+		if (kinds[i] == come_as_worker || kinds[i] == come_by_enter) {
 			job_join(&comers[i].job);
 			CHILD_CHECK(comers[i].job.status == -ESHUTDOWN);
 		}
@@ -901,10 +997,26 @@ static void gil5_daemons_hang(void)
 	child_succeeds("daemon", 0);
 }
 
+/* Many rounds take time, sanitized ones more: BH_TEST_ROUNDS sets how many. */
+static unsigned round_count(void)
+{
+	const char *text = getenv("BH_TEST_ROUNDS");
+	unsigned n = text ? (unsigned)strtoul(text, NULL, 10) : 0;
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+	return n ? n : 25;
+#else
+	return n ? n : 100;
+#endif
+}
+
 static void gil5_finalization_rounds(void)
 {
-	for (unsigned i = 0; i < 100; i++)
+	unsigned n = round_count();
+
+	for (unsigned i = 0; i < n; i++)
 		child_succeeds("round", i);
+	printf("# %u rounds\n", n);
 }
 
 static void gil4_unsanctioned(void)
@@ -946,7 +1058,7 @@ static const struct bh_test tests[] = {
 	{ "GIL-5: a thread that ends inside a scope does not keep the gate open", gil5_vanished },
 	{ "GIL-5: a daemon thread that CPython would end late is hung, not unwound",
 	  gil5_daemons_hang },
-	{ "GIL-5: the interpreter ends cleanly among threads that keep coming, 100 times",
+	{ "GIL-5: the interpreter ends cleanly among threads that keep coming",
 	  gil5_finalization_rounds },
 	{ "GIL-6: the holder is the thread in its scope", gil6_holder_in_scope },
 	{ "GIL-6: the holder is the worker with a kept state", gil6_holder_with_kept_state },
