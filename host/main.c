@@ -238,8 +238,8 @@ static void load_plugin(struct bh_request *request, void *arg)
 		return;
 	}
 	bh_module_set_announce(module, announce, host);
-	reply = json_pack("{s:s, s:s}", "path", bh_module_path(module), "version",
-			  bh_module_version(module));
+	reply = json_pack("{s:s, s:s, s:o}", "path", bh_module_path(module), "version",
+			  bh_module_version(module), "raw_gil", bh_module_render_raw(module));
 	request->reply = reply ? json_dumps(reply, JSON_COMPACT) : NULL;
 	json_decref(reply);
 	request->pool = bh_module_pool(module);

@@ -65,6 +65,7 @@ struct part {
 	bool pool_running;     /* started and not yet joined */
 	bool pool_failed_seen;
 	char *path, *version; /* plugin; owned */
+	json_t *raw_gil;      /* plugin; owned: names of raw GIL functions that it imports */
 };
 
 struct bh_conductor {
@@ -373,6 +374,7 @@ static void plugin_loaded(struct bh_conductor *c, const struct bh_request *reply
 	if (root && json_unpack(root, "{s?s, s?s}", "path", &path, "version", &version) == 0) {
 		part->path = path ? strdup(path) : NULL;
 		part->version = version ? strdup(version) : NULL;
+		part->raw_gil = json_incref(json_object_get(root, "raw_gil"));
 	}
 	if (!part->path || !part->version)
 		bh_log(BH_LOG_WARNING, COMPONENT,
@@ -1154,11 +1156,12 @@ static json_t *render_plugin(const struct bh_conductor *c, size_t i)
 {
 	const struct part *part = &c->plugins[i];
 
-	return json_pack("{s:s, s:s?, s:s?, s:s, s:s?, s:b, s:o}", "label",
+	return json_pack("{s:s, s:s?, s:s?, s:s, s:s?, s:b, s:O?, s:o}", "label",
 			 c->manifest->plugins[i].label, "version", part->version, "path",
 			 part->path, "state", part_state_name(part->state), "pool",
 			 part->pool ? bh_pool_state_name(bh_pool_state(part->pool)) : NULL,
-			 "optional", c->manifest->plugins[i].optional, "error", render_cause(part));
+			 "optional", c->manifest->plugins[i].optional, "raw_gil", part->raw_gil,
+			 "error", render_cause(part));
 }
 
 json_t *bh_conductor_render(const struct bh_conductor *c)
@@ -1258,6 +1261,7 @@ struct bh_conductor *bh_conductor_free(struct bh_conductor *c)
 		event_free(c->total_timer);
 	for (size_t i = 0; c->plugins && i < c->manifest->n_plugins; i++) {
 		free(c->plugins[i].path);
+		json_decref(c->plugins[i].raw_gil);
 		free(c->plugins[i].version);
 	}
 	free(c->plugins);

@@ -27,6 +27,7 @@
 #include "host/plugin/descriptor.h"
 #include "host/plugin/faults.h"
 #include "host/plugin/find.h"
+#include "host/plugin/imports.h"
 #include "host/plugin/note.h"
 #include "host/plugin/service.h"
 #include "host/plugin/surroundings.h"
@@ -38,6 +39,7 @@ struct bh_module {
 	const struct bh_config_plugin *config; /* I: borrowed, outlives the module */
 	char *path;			       /* I: owned */
 	struct bh_note note;		       /* I */
+	struct bh_imports imports;	       /* I */
 	struct bh_context *context;	       /* I: owned until it is retired */
 	uint32_t n_workers, n_progress;	       /* I */
 	struct bh_cpus cpus;		       /* I: with config->cpus */
@@ -62,6 +64,42 @@ bh_status bh_module_find(const struct bh_config_plugin *config, char **ret_path,
 
 /* ---- the library ---------------------------------------------------------------------------- */
 
+/* PLG-5: another libpython must not even be mapped. The host's own, named once more, does no harm
+ * today; a plugin built for the next Python would be refused, so it is worth a word. */
+static bh_status check_imports(struct bh_module *module, struct bh_error *err)
+{
+	const char *host = bh_imports_host_libpython();
+	bh_status st;
+
+	st = bh_imports_read(module->path, &module->imports, err);
+	if (st == 0)
+		st = bh_imports_check(&module->imports, host, err);
+	if (st < 0)
+		return bh_note(err, st, BH_STR("library", module->path));
+	if (module->imports.libpython[0])
+		bh_log(BH_LOG_WARNING, COMPONENT,
+		       "plugins must not link libpython: the host brings Python's functions",
+		       BH_STR("plugin", module->config->label), BH_STR("library", module->path),
+		       BH_STR("needs", module->imports.libpython));
+	return 0;
+}
+
+/* GIL-6: such calls have no site; who looks for them in the books must know the name. */
+static void tell_raw(const struct bh_module *module)
+{
+	const char *slash = strrchr(module->path, '/');
+	char names[320], account[PATH_MAX];
+
+	if (!module->imports.raw)
+		return;
+	bh_imports_list(&module->imports, names, sizeof(names));
+	snprintf(account, sizeof(account), "raw:%s", slash ? slash + 1 : module->path);
+	bh_log(BH_LOG_INFO, COMPONENT,
+	       "plugin uses the raw GIL functions; what they do is booked under their library",
+	       BH_STR("plugin", module->config->label), BH_STR("library", module->path),
+	       BH_STR("names", names), BH_STR("site", account));
+}
+
 static bh_status check_file(struct bh_module *module, struct bh_error *err)
 {
 	bh_status st;
@@ -71,6 +109,8 @@ static bh_status check_file(struct bh_module *module, struct bh_error *err)
 		st = bh_note_read(module->path, &module->note, err);
 	if (st == 0)
 		st = bh_note_check(&module->note, err);
+	if (st == 0)
+		st = check_imports(module, err);
 	return st;
 }
 
@@ -434,6 +474,7 @@ bh_status bh_module_load(const struct bh_config_plugin *config, struct bh_module
 	       BH_STR("path", module->path), BH_STR("name", module->note.label),
 	       BH_STR("version", module->note.version), BH_INT("workers", module->n_workers),
 	       BH_INT("ops", module->context->descriptor->n_ops));
+	tell_raw(module);
 	*ret_module = bh_steal(&module);
 	return 0;
 }
@@ -463,6 +504,11 @@ const char *bh_module_path(const struct bh_module *module)
 const char *bh_module_version(const struct bh_module *module)
 {
 	return module->note.version;
+}
+
+json_t *bh_module_render_raw(const struct bh_module *module)
+{
+	return bh_imports_render(&module->imports);
 }
 
 struct bh_pool *bh_module_pool(const struct bh_module *module)

@@ -49,6 +49,8 @@ BH_DEFINE_AUTO(struct bh_module, bh_module_free)
 const char *bh_module_label(const struct bh_module *module);
 const char *bh_module_path(const struct bh_module *module);
 const char *bh_module_version(const struct bh_module *module);
+/* The raw GIL functions that its file imports, as a list of names; NULL without memory. */
+json_t *bh_module_render_raw(const struct bh_module *module);
 struct bh_pool *bh_module_pool(const struct bh_module *module);
 const struct bh_module_op *bh_module_ops(const struct bh_module *module, uint32_t *ret_n);
 /* The module whose pool this is; NULL when there is none. */

@@ -5,6 +5,7 @@
 #include "host/plugin/module.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -406,6 +407,27 @@ static void plg7_a_missing_dependency_has_the_loaders_words(void)
 	CU_ASSERT_STRING_EQUAL(err.id, "module.load");
 	CU_ASSERT(says(&err, "reason", "libx.so.6"));
 	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "path"), library);
+	folders_fini(&f);
+}
+
+/* "libc.so.6" has as many letters as "libpython". */
+static void plg5_another_libpython_is_refused(void)
+{
+	struct bh_module *module = NULL;
+	struct bh_error err = { 0 };
+	struct folders f;
+
+	folders_init(&f);
+	bh_auto_mem char *library = patched(&f, "t_count", "libc.so.6", "libpython");
+	struct bh_config_plugin config = section("brings", library);
+	CU_ASSERT_EQUAL(bh_module_load(&config, &module, &err), -ENOEXEC);
+	CU_ASSERT_STRING_EQUAL(err.id, "plugin.libpython");
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "library"), library);
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "needs"), "libpython");
+	CU_ASSERT(says(&err, "host", "libpython3."));
+	CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "plugin"), "brings");
+	/* Before dlopen: the loader has never seen the file. */
+	CU_ASSERT_PTR_NULL(dlopen(library, RTLD_LAZY | RTLD_NOLOAD));
 	folders_fini(&f);
 }
 
@@ -1041,6 +1063,7 @@ static const struct bh_test tests[] = {
 	{ "GIL-3: an unclassified site is refused at load", gil3_refuses_an_unclassified_site },
 	{ "PLG-7: a library that the plugin needs and is missing is named",
 	  plg7_a_missing_dependency_has_the_loaders_words },
+	{ "PLG-5: another libpython is refused before dlopen", plg5_another_libpython_is_refused },
 	{ "MAN-1: bad and unknown options are all listed with file and line",
 	  man1_bad_options_are_all_listed },
 	{ "MAN-1: an option reaches the plugin as it was written", man1_options_reach_the_plugin },
