@@ -112,7 +112,7 @@ static void gil6_raw_imports_are_named(void)
 	CU_ASSERT(is_raw(&imports, "PyGILState_Ensure PyGILState_Release"));
 	CU_ASSERT_STRING_EQUAL(imports.libpython, "");
 	names = bh_imports_render(&imports);
-	CU_ASSERT_EQUAL(json_array_size(names), 2);
+	CU_ASSERT_EQUAL_FATAL(json_array_size(names), 2);
 	CU_ASSERT_STRING_EQUAL(json_string_value(json_array_get(names, 1)), "PyGILState_Release");
 	json_decref(names);
 
