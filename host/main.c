@@ -23,6 +23,7 @@
 #include "host/core/stack.h"
 #include "host/gil/gil.h"
 #include "host/plugin/boundary.h"
+#include "host/plugin/imports.h"
 #include "host/plugin/module.h"
 #include "host/plugin/note.h"
 #include "host/python/python.h"
@@ -193,11 +194,14 @@ static int check_plugins(const struct bh_config *config)
 		const struct bh_config_plugin *plugin = &config->plugins[i];
 		bh_auto_mem char *path = NULL;
 		struct bh_error err = { 0 };
+		struct bh_imports imports;
 		struct bh_note note;
 		char text[1024];
 
 		if (bh_module_find(plugin, &path, &err) == 0 &&
-		    bh_note_read(path, &note, &err) == 0 && bh_note_check(&note, &err) == 0) {
+		    bh_note_read(path, &note, &err) == 0 && bh_note_check(&note, &err) == 0 &&
+		    bh_imports_read(path, &imports, &err) == 0 &&
+		    bh_imports_check(&imports, bh_imports_host_libpython(), &err) == 0) {
 			printf("plugin %s: %s, version %s, ABI %u.%u: ok\n", plugin->label, path,
 			       note.version, note.abi >> 16, note.abi & 0xffff);
 			continue;

@@ -239,6 +239,8 @@ def test_plg5_another_libpython_is_refused_before_it_is_loaded(host, tmp_path):
     line = h.wait_log("plugin was not loaded", plugin="brings")
     assert line["error"] == "plugin.libpython" and line["library"] == str(library)
     assert line["needs"] == "libpython" and line["host"] == host_libpython()
+    check = subprocess.run([*h.command, "--check"], env=h.environment(), capture_output=True, text=True)
+    assert check.returncode == 69 and "plugin.libpython" in check.stderr and "node.ini:" in check.stderr
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
