@@ -98,6 +98,11 @@ void bh_boundary_progress(const struct bh_plugin *plugin, void *state, uint32_t 
 	guarded(ret_thrown, [=] { plugin->progress(state, thread, stop_fd); });
 }
 
+void bh_boundary_posted(void (*fn)(void *arg), void *arg, struct bh_thrown *ret_thrown)
+{
+	guarded(ret_thrown, [=] { fn(arg); });
+}
+
 void bh_boundary_scoped(void (*fn)(void *arg), void *arg, void (*leave)(void *arg), void *leave_arg)
 {
 	try {

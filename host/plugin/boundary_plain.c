@@ -53,6 +53,12 @@ void bh_boundary_progress(const struct bh_plugin *plugin, void *state, uint32_t 
 	plugin->progress(state, thread, stop_fd);
 }
 
+void bh_boundary_posted(void (*fn)(void *arg), void *arg, struct bh_thrown *ret_thrown)
+{
+	ret_thrown->thrown = false;
+	fn(arg);
+}
+
 void bh_boundary_scoped(void (*fn)(void *arg), void *arg, void (*leave)(void *arg), void *leave_arg)
 {
 	fn(arg);

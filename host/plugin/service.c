@@ -5,7 +5,8 @@
  * an error and a log line that names the plugin, never a crash of the host.
  *
  * Thread: any. GIL: held or not, but not in run_gil and call_object, which take it.
- * Blocks: run_gil and call_object until they have the GIL; the others no. */
+ * Blocks: run_gil and call_object until they have the GIL; the others no, post least of all
+ *         (GIL-7). */
 #include "config.h"
 
 #include "host/plugin/service.h"
@@ -20,6 +21,7 @@
 #include "host/core/clock.h"
 #include "host/core/exit_hook.h"
 #include "host/core/log.h"
+#include "host/gil/courier.h"
 #include "host/plugin/boundary.h"
 #include "host/plugin/name.h"
 
@@ -515,6 +517,29 @@ static bh_status service_run_gil(struct bh_context *ctx, uint32_t site, void (*f
 	return 0;
 }
 
+/* Under the GIL, on the courier or on the thread that posted. */
+static void call_posted(bh_gil_site site, void (*fn)(void *arg), void *arg)
+{
+	struct bh_thrown thrown;
+
+	bh_boundary_posted(fn, arg, &thrown);
+	if (thrown.thrown)
+		bh_log(BH_LOG_ERROR, COMPONENT, "posted work threw a C++ exception",
+		       BH_STR("site", bh_gil_site_name(site)), BH_STR("type", thrown.type),
+		       BH_STR("what", clean_text(thrown.what)));
+}
+
+/* GIL-7 */
+static bh_status service_post(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg),
+			      void *arg)
+{
+	if (site >= ctx->descriptor->n_sites || !fn) {
+		complain(ctx, "post", fn ? "the descriptor has no such site" : "no function");
+		return -EINVAL;
+	}
+	return bh_courier_post_guarded(ctx->sites[site], call_posted, fn, arg, NULL);
+}
+
 static bh_status service_call_object(struct bh_task *task, uint32_t site,
 				     struct bh_object *callable, const struct bh_value *args,
 				     uint32_t n_args, struct bh_value *ret_value)
@@ -615,4 +640,5 @@ const struct bh_services bh_service_table = {
 	.report_failed = service_report_failed,
 	.adopt_thread = service_adopt_thread,
 	.exit_hook_refresh = service_exit_hook_refresh,
+	.post = service_post,
 };

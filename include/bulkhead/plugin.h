@@ -306,6 +306,17 @@ struct bh_services {
 	 * library may have registered some in another way (on_exit(), a libc of its own), call
 	 * this. Thread: any. */
 	void (*exit_hook_refresh)(struct bh_context *ctx);
+	/* Runs fn(arg) under the GIL at the plugin's own site number `site`, some time soon, on a
+	 * thread of the host's; all that is posted runs in the order of the posts. A caller that
+	 * holds the GIL has it run at once, on its own thread, below whatever locks it holds. Never
+	 * blocks, whoever holds the GIL, and allocates nothing. Thread: any, also one that holds
+	 * locks of the plugin's. GIL: held or not.
+	 * 0: `fn` runs exactly once, perhaps after close() has been called, so `arg` and what it
+	 * leads to must still be there; close() may wait for it. -EAGAIN: 1024 jobs of the whole
+	 * host wait already. -ESHUTDOWN: the interpreter is going down. -EINVAL: no such site. Then
+	 * `fn` is not run. `fn` must not end its thread, nor take long, as everything behind it
+	 * waits too. A Python or C++ exception that it leaves is logged with the site. */
+	bh_status (*post)(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg), void *arg);
 };
 
 /* ---- the descriptor -------------------------------------------------------------------------- */

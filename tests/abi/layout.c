@@ -61,7 +61,7 @@ AT(bh_op, run, 24);
 AT(bh_op, flags, 32);
 AT(bh_op, doc, 40);
 
-AT_LEAST(bh_services, 192);
+AT_LEAST(bh_services, 200);
 AT(bh_services, abi, 4);
 AT(bh_services, option_int, 8);
 AT(bh_services, option_text, 16);
@@ -86,6 +86,7 @@ AT(bh_services, call_object, 160);
 AT(bh_services, report_failed, 168);
 AT(bh_services, adopt_thread, 176);
 AT(bh_services, exit_hook_refresh, 184);
+AT(bh_services, post, 192);
 
 AT_LEAST(bh_plugin, 120);
 AT(bh_plugin, size, 4);

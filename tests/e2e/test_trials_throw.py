@@ -94,6 +94,23 @@ def test_sup5_an_exception_gives_the_gil_back_on_its_way(host):
     assert h.stop() == 0
 
 
+@pytest.mark.parametrize("op", ["post", "post_inside"])
+def test_gil7_posted_work_that_throws_is_logged_and_the_next_one_runs(host, op):
+    """On the courier, and inline below post(): nobody is there to catch it."""
+    h = host(MANIFEST.format(where="none"), APP)
+    for _ in range(2):
+        assert h.call("op", op) is None
+
+    def thrown():
+        return [line for line in h.log if line.get("msg") == "posted work threw a C++ exception"]
+
+    until(lambda: len(thrown()) == 2, what="both exceptions")
+    assert thrown()[0]["site"] == "bad.inside" and thrown()[0]["type"] == "std::runtime_error"
+    assert thrown()[0]["what"] == "thrown with the GIL held"
+    assert h.call("add") == 42, "main has the GIL"
+    assert h.stop() == 0
+
+
 def test_sup5_forced_unwinding_is_no_exception(host):
     """pthread_exit in a C++ op: the boundary lets it pass, and the pool knows that a worker has gone."""
     h = host(MANIFEST.format(where="none"), APP)

@@ -104,6 +104,29 @@ bh_status run_in_gil_caught(void *state, struct bh_task *, const struct bh_value
 	return -EPROTO;
 }
 
+/* Nobody is there to catch it: not on the courier, and not below a post() that runs it inline. */
+bh_status run_post(void *state, struct bh_task *, const struct bh_value *)
+{
+	thrower *t = static_cast<thrower *>(state);
+
+	return t->host->post(t->ctx, 0, throw_inside, nullptr);
+}
+
+void post_inside(void *state)
+{
+	thrower *t = static_cast<thrower *>(state);
+
+	if (t->host->post(t->ctx, 0, throw_inside, nullptr) < 0)
+		throw std::runtime_error("post() has failed");
+}
+
+bh_status run_post_inside(void *state, struct bh_task *, const struct bh_value *)
+{
+	thrower *t = static_cast<thrower *>(state);
+
+	return t->host->run_gil(t->ctx, 0, post_inside, t);
+}
+
 bh_status run_unwound(void *state, struct bh_task *task, const struct bh_value *)
 {
 	thrower *t = static_cast<thrower *>(state);
@@ -193,6 +216,8 @@ const struct bh_op ops[] = {
 	{ "fail_and_error", nullptr, nullptr, run_fail_and_error, 0, 0, nullptr },
 	{ "in_gil", nullptr, nullptr, run_in_gil, 0, 0, nullptr },
 	{ "in_gil_caught", nullptr, nullptr, run_in_gil_caught, 0, 0, nullptr },
+	{ "post", nullptr, nullptr, run_post, 0, 0, nullptr },
+	{ "post_inside", nullptr, nullptr, run_post_inside, 0, 0, nullptr },
 	{ "unwound", nullptr, "int", run_unwound, 0, 0, nullptr },
 	{ "vanish", nullptr, nullptr, run_vanish, 0, 0, nullptr },
 	{ "pend", nullptr, nullptr, run_pend, 0, 0, nullptr },
