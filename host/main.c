@@ -21,6 +21,7 @@
 #include "host/core/identity.h"
 #include "host/core/log.h"
 #include "host/core/stack.h"
+#include "host/gil/courier.h"
 #include "host/gil/gil.h"
 #include "host/plugin/boundary.h"
 #include "host/plugin/imports.h"
@@ -55,7 +56,7 @@ struct host {
 	struct bh_views views;
 	struct bh_postbox inbox; /* main's */
 	struct bh_exit_registry *registry;
-	struct bh_exit_step stand_back, last_rites;
+	struct bh_exit_step stand_back, settle, last_rites;
 	struct bh_control *control;
 	struct bh_watchdog *watchdog;
 	_Atomic(struct bh_module *) *modules; /* manifest order; A: release by main, once each */
@@ -373,6 +374,14 @@ static void last_rites(void *arg, struct bh_deadline until)
 	bh_control_last_rites(host->control, until);
 }
 
+/* No posted work of a plugin's may run while its library's exit handlers do. */
+static void settle(void *arg, struct bh_deadline until)
+{
+	(void)arg;
+	if (!bh_courier_settle(bh_deadline_min(until, bh_deadline_after(LAST_WORDS_NS))))
+		bh_log(BH_LOG_WARNING, COMPONENT, "posted work has not ended");
+}
+
 /* EXIT-1: what an exit() from anywhere finds to do. Before the first plugin is loaded. */
 static void arm_exit_hook(struct host *host)
 {
@@ -384,9 +393,11 @@ static void arm_exit_hook(struct host *host)
 	};
 
 	host->stand_back = (struct bh_exit_step){ .run = stand_back, .arg = host };
+	host->settle = (struct bh_exit_step){ .run = settle };
 	host->last_rites = (struct bh_exit_step){ .run = last_rites, .arg = host };
 	bh_exit_registry_add_step(host->registry, BH_EXIT_APPS, &host->stand_back);
 	bh_exit_registry_add_step(host->registry, BH_EXIT_LIBRARIES, &host->last_rites);
+	bh_exit_registry_add_step(host->registry, BH_EXIT_LIBRARIES, &host->settle);
 	bh_exit_hook_arm(&config);
 }
 
@@ -436,7 +447,7 @@ static bool live_in_python(struct host *host)
 	struct bh_deadline until;
 	bool clean;
 
-	if (bh_python_start(&config, &err) < 0) {
+	if (bh_python_start(&config, &err) < 0 || bh_courier_start(&err) < 0) {
 		bh_control_report(host->control, BH_MILESTONE_PYTHON_FAILED, &err);
 		return false;
 	}
@@ -456,7 +467,8 @@ static bool live_in_python(struct host *host)
 	until.at_ns = atomic_load_explicit(&host->stop_deadline_ns, memory_order_relaxed);
 	bh_python_end(until);
 	bh_control_report(host->control, BH_MILESTONE_PYTHON_ENDED, NULL);
-	if (bh_gil_gate_close(until, &err) < 0) {
+	bh_courier_close();
+	if (bh_courier_join(until, &err) < 0 || bh_gil_gate_close(until, &err) < 0) {
 		bh_control_report(host->control, BH_MILESTONE_GATE_STUCK, &err);
 		return false;
 	}
@@ -506,6 +518,17 @@ static void release(struct host *host)
 	host->config = bh_config_free(host->config);
 }
 
+/* GIL-9: the interpreter that would let go of them is gone; they stay until the process ends. */
+static void log_left_behind(void)
+{
+	uint64_t n = bh_python_left_behind();
+
+	if (n > 0)
+		bh_log(BH_LOG_DEBUG, COMPONENT,
+		       "references to Python objects were dropped after the interpreter's end",
+		       BH_INT("references", n));
+}
+
 static int run(struct host *host)
 {
 	struct bh_error err = { 0 };
@@ -534,8 +557,10 @@ static int run(struct host *host)
 	if (bh_watchdog_join(host->watchdog, bh_deadline_after(LAST_WORDS_NS), &err) < 0)
 		clean = false;
 	clean = clean && status != EX_WEDGED;
-	if (clean)
+	if (clean) {
 		release_modules(host); /* what that has to say comes before the last line */
+		log_left_behind();
+	}
 	bh_log(BH_LOG_INFO, COMPONENT, "stopped", BH_INT("status", status));
 	bh_log_stop(bh_deadline_after(LAST_WORDS_NS));
 	/* EXIT-3, EXIT-4: a thread that did not end must not meet the destructors of its libraries.

@@ -17,7 +17,7 @@ struct pybuffer {
 	PyObject *exporter;	   /* G: strong; as given, where view.obj may be what it wraps */
 };
 
-/* Main, GIL held. */
+/* Main, or the courier once the loop is gone; GIL held. */
 static void release(struct bh_message *message)
 {
 	struct pybuffer *self = bh_container_of(message, struct pybuffer, message);
@@ -33,7 +33,7 @@ static void pybuffer_free(struct bh_buffer *buffer)
 	struct pybuffer *self = bh_container_of(buffer, struct pybuffer, base);
 
 	self->message.deliver = release;
-	bh_postbox_post(&bh_python_state()->returns, &self->message);
+	bh_postbox_post(&bh_python_state()->releases, &self->message);
 }
 
 void bh_pybuffer_dtype(const char *format, size_t itemsize, uint8_t *ret_code, uint8_t *ret_bits)

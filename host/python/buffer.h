@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* buffer - memory of Python objects as bh_buffers, without a copy, through the buffer protocol.
  *
- * The export is taken on creation and given back on main, by the same way as objects (GIL-9): the
+ * The export is taken on creation and given back by the same way as objects (GIL-9): the
  * memory stays where it is until the last task that may touch it has truly ended (SUP-10). */
 #ifndef BH_HOST_PYTHON_BUFFER_H
 #define BH_HOST_PYTHON_BUFFER_H

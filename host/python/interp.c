@@ -209,6 +209,8 @@ bh_status bh_python_start(const struct bh_python_config *config, struct bh_error
 		st = check_version(err);
 	if (st == 0)
 		st = bh_postbox_init(&python.returns, err);
+	if (st == 0)
+		st = bh_postbox_init(&python.releases, err);
 	if (st < 0)
 		return st;
 	python.config = *config;
@@ -247,10 +249,10 @@ bh_status bh_python_serve(struct bh_error *err)
 }
 
 /* What is released may release more. */
-static void empty_returns(void)
+static void empty(struct bh_postbox *box)
 {
-	while (atomic_load_explicit(&python.returns.head, memory_order_relaxed))
-		bh_postbox_deliver(&python.returns);
+	while (atomic_load_explicit(&box->head, memory_order_relaxed))
+		bh_postbox_deliver(box);
 }
 
 static void log_raised(const char *message)
@@ -272,14 +274,16 @@ void bh_python_end(struct bh_deadline until)
 	if (!result)
 		log_raised("Python's end was cut short");
 	Py_XDECREF(result);
-	empty_returns();
+	empty(&python.returns); /* the releases are the courier's by now */
 	bh_gil_main_leave();
 }
 
 bh_status bh_python_finalize(struct bh_error *err)
 {
-	bh_gil_main_enter(BH_SITE_STOP);
-	empty_returns(); /* what threads that were still inside have dropped since the end */
+	bh_gil_main_enter(BH_SITE_CLEANUP);
+	/* What threads that were still inside have dropped since the courier's end. */
+	empty(&python.returns);
+	empty(&python.releases);
 	Py_CLEAR(python.host);
 	Py_CLEAR(python.make_error);
 	bh_gil_interpreter_down();
@@ -291,6 +295,18 @@ bh_status bh_python_finalize(struct bh_error *err)
 			BH_STR("reason",
 			       "Py_FinalizeEx reported an error (buffered output was lost)"));
 	return 0;
+}
+
+uint64_t bh_python_left_behind(void)
+{
+	/* Not taken: they stay reachable, for whoever looks for leaks. */
+	const struct bh_message *message =
+		atomic_load_explicit(&python.releases.head, memory_order_acquire);
+	uint64_t n = 0;
+
+	for (; message; message = message->next)
+		n++;
+	return n;
 }
 
 void bh_python_interrupt_main(void)

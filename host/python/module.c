@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* module - see module.h. Keeps: GIL-1. */
+/* module - see module.h. Keeps: GIL-1, GIL-9. */
 #include "config.h"
 
 #include <Python.h>
@@ -11,6 +11,7 @@
 #include <sys/epoll.h>
 
 #include "host/core/log.h"
+#include "host/gil/courier.h"
 #include "host/gil/gil.h"
 #include "host/python/pool.h"
 #include "host/python/request.h"
@@ -39,12 +40,22 @@ static PyObject *event_list(const struct epoll_event *events, int n)
 	return list;
 }
 
-static bool has_returns(const struct epoll_event *events, int n)
+/* What the wake-up is for. Outcomes come first: whoever awaits them acts on them in it, and the
+ * releases beside them have a scope of their own. */
+static bh_gil_site wakeup_site(const struct epoll_event *events, int n)
 {
-	for (int i = 0; i < n; i++)
-		if (events[i].data.fd == bh_python_state()->returns.fd)
-			return true;
-	return false;
+	const struct bh_python *python = bh_python_state();
+	bool releases = false, others = false;
+
+	for (int i = 0; i < n; i++) {
+		if (events[i].data.fd == python->returns.fd)
+			return BH_SITE_DRAIN;
+		if (events[i].data.fd == python->releases.fd)
+			releases = true;
+		else
+			others = true;
+	}
+	return releases && !others ? BH_SITE_RELEASE : BH_SITE_DISPATCH;
 }
 
 /* epoll_wait(fd, timeout in ms or -1, max events): GIL-1, main's scope ends here and the next one
@@ -53,6 +64,7 @@ static bool has_returns(const struct epoll_event *events, int n)
  * signals end it. */
 static PyObject *epoll_wait_off_gil(PyObject *Py_UNUSED(module), PyObject *args)
 {
+	struct bh_python *python = bh_python_state();
 	struct epoll_event events[EVENTS_MAX];
 	int fd, timeout_ms, max_events, n, error;
 
@@ -62,7 +74,8 @@ static PyObject *epoll_wait_off_gil(PyObject *Py_UNUSED(module), PyObject *args)
 	bh_gil_main_leave();
 	n = epoll_wait(fd, events, max_events, timeout_ms);
 	error = errno;
-	bh_gil_main_enter(has_returns(events, n) ? BH_SITE_DRAIN : BH_SITE_DISPATCH);
+	python->woken_at = wakeup_site(events, n);
+	bh_gil_main_enter(python->woken_at);
 	if (n < 0 && error != EINTR) {
 		errno = error;
 		return PyErr_SetFromErrno(PyExc_OSError);
@@ -70,11 +83,52 @@ static PyObject *epoll_wait_off_gil(PyObject *Py_UNUSED(module), PyObject *args)
 	return event_list(events, n);
 }
 
-/* Resolves outcomes and drops references, all there are. */
+/* Resolves outcomes, all there are. */
 static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 	bh_postbox_deliver(&bh_python_state()->returns);
 	Py_RETURN_NONE;
+}
+
+/* Drops references, all there are, at host.release. */
+static PyObject *release(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	struct bh_python *python = bh_python_state();
+	bool switches = python->woken_at != BH_SITE_RELEASE;
+
+	if (switches)
+		bh_gil_main_switch(BH_SITE_RELEASE);
+	bh_postbox_deliver(&python->releases);
+	if (switches)
+		bh_gil_main_switch(python->woken_at);
+	Py_RETURN_NONE;
+}
+
+/* The loop has been closed: nobody on main looks for releases any more, and what follows is Python's
+ * own end, whatever the loop's last wake-ups were for. */
+static PyObject *loop_closed(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	bh_gil_main_switch(BH_SITE_STOP);
+	bh_courier_take_over(&bh_python_state()->releases);
+	Py_RETURN_NONE;
+}
+
+/* switch_site(site) -> the site before: main goes on at another host site without letting go of the
+ * GIL. */
+static PyObject *switch_site(PyObject *Py_UNUSED(module), PyObject *number)
+{
+	unsigned long site = PyLong_AsUnsignedLong(number);
+	bh_gil_site before;
+
+	if (site == (unsigned long)-1 && PyErr_Occurred())
+		return NULL;
+	if (site >= BH_GIL_HOST_SITES)
+		return PyErr_Format(PyExc_ValueError, "no such host site: %lu", site);
+	if (!pthread_equal(pthread_self(), bh_python_state()->main_thread))
+		return PyErr_Format(PyExc_RuntimeError, "only main has a site to switch");
+	before = bh_gil_main_switch((bh_gil_site)site);
+	/* A way back always exists: what has no host site of its own is a wake-up like any. */
+	return PyLong_FromUnsignedLong(before < BH_GIL_HOST_SITES ? before : BH_SITE_DISPATCH);
 }
 
 /* ---- the manifest ---------------------------------------------------------------------------- */
@@ -160,6 +214,9 @@ static PyObject *exit_asked(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef module_methods[] = {
 	{ "epoll_wait", epoll_wait_off_gil, METH_VARARGS, NULL },
 	{ "drain", drain, METH_NOARGS, NULL },
+	{ "release", release, METH_NOARGS, NULL },
+	{ "loop_closed", loop_closed, METH_NOARGS, NULL },
+	{ "switch_site", switch_site, METH_O, NULL },
 	{ "take_requests", bh_pyrequest_take, METH_NOARGS, NULL },
 	{ "apps", apps, METH_NOARGS, NULL },
 	{ "pool", bh_pypool_find, METH_O, NULL },
@@ -197,6 +254,9 @@ static int add_constants(PyObject *module)
 		{ "ERROR", BH_LOG_ERROR },
 		{ "INBOX_FD", python->config.inbox->fd },
 		{ "RETURNS_FD", python->returns.fd },
+		{ "RELEASES_FD", python->releases.fd },
+		{ "SITE_APP_CONSTRUCT", BH_SITE_APP_CONSTRUCT },
+		{ "SITE_SUPERVISE", BH_SITE_SUPERVISE },
 		{ "INTERRUPT_SIGNAL", BH_INTERRUPT_SIGNAL },
 	};
 

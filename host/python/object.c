@@ -16,7 +16,7 @@ struct pyobject {
 	PyObject *context; /* G: strong; NULL: none */
 };
 
-/* Main, GIL held. */
+/* Main, or the courier once the loop is gone; GIL held. */
 static void release(struct bh_message *message)
 {
 	struct pyobject *self = bh_container_of(message, struct pyobject, message);
@@ -33,7 +33,7 @@ static void pyobject_free(struct bh_object *object)
 	struct pyobject *self = bh_container_of(object, struct pyobject, base);
 
 	self->message.deliver = release;
-	bh_postbox_post(&bh_python_state()->returns, &self->message);
+	bh_postbox_post(&bh_python_state()->releases, &self->message);
 }
 
 struct bh_object *bh_pyobject_new(PyObject *object, bool in_context)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* object - a Python reference as a bh_object that any thread may hold and drop without the GIL.
  *
- * Dropping the last reference posts it to main, which lets go of the Python object at host.drain
- * (GIL-9). After bh_python_end nobody does any more: what is dropped then stays where it is. */
+ * Dropping the last reference posts it to the release queue: main lets go of the Python object at
+ * host.release, or the courier does once main's loop is gone (GIL-9). What is dropped after
+ * bh_python_finalize has begun stays where it is. */
 #ifndef BH_HOST_PYTHON_OBJECT_H
 #define BH_HOST_PYTHON_OBJECT_H
 

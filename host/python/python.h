@@ -32,12 +32,16 @@ bh_status bh_python_start(const struct bh_python_config *config,
 			  struct bh_error *err) BH_MUST_CHECK;
 /* Runs the asyncio loop and serves the inbox until BH_REQUEST_LEAVE. */
 bh_status bh_python_serve(struct bh_error *err) BH_MUST_CHECK;
-/* Python's own end: threading._shutdown, atexit functions, the release queue. May hang on user
+/* Python's own end: threading._shutdown, atexit functions. The release queue goes to the courier, to
+ * be closed and joined afterwards (host/gil/courier.h). May hang on user
  * code: the conductor's deadline covers it, and shortly before `until` the log names what it waits
  * for. */
 void bh_python_end(struct bh_deadline until);
 /* Py_FinalizeEx, after the gate has closed. 0, or -EIO when it reported an error. */
 bh_status bh_python_finalize(struct bh_error *err) BH_MUST_CHECK;
+/* Main, once, at the very end: how many references have been dropped since the interpreter ended. It
+ * cannot take them any more, so they stay (GIL-9). */
+uint64_t bh_python_left_behind(void);
 
 /* Any thread: makes whatever Python code main runs raise bulkhead.Interrupted (a real-time signal).
  */

@@ -18,9 +18,13 @@
 
 struct bh_python {
 	struct bh_python_config config; /* I after bh_python_start */
-	/* What comes back to main: told outcomes and references to be dropped (GIL-9). One eventfd
-	 * wakes the asyncio loop for both, and one entry at host.drain takes all there is. */
+	/* Told outcomes, on their way back to main. One eventfd wakes the asyncio loop, and one
+	 * entry at host.drain takes all there is. */
 	struct bh_postbox returns;
+	/* References to be dropped (GIL-9): by main at host.release, by the courier once the loop is
+	 * gone. A box of their own, so that it can be handed on. */
+	struct bh_postbox releases;
+	uint32_t woken_at;	    /* T: main; the host site of its present wake-up */
 	pthread_t main_thread;	    /* I */
 	_Atomic bool interruptible; /* A: seq_cst; false once the signal's Python handler is gone */
 	PyObject *host;		    /* G: the module bulkhead._host */

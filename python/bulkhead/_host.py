@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import errno
 import importlib
 import inspect
@@ -22,7 +23,7 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import Any, Callable, Coroutine, Optional
+from typing import Any, Callable, Coroutine, Iterator, Optional
 
 import _bulkhead
 
@@ -77,6 +78,16 @@ class _Loop(asyncio.SelectorEventLoop):
                                     "out; stop() is called instead")
             return
         super().add_signal_handler(sig, callback, *args)
+
+
+@contextlib.contextmanager
+def _at_site(site: int) -> Iterator[None]:
+    """What main does in it is booked at this host site instead of at its wake-up's (GIL-1)."""
+    before = _bulkhead.switch_site(site)
+    try:
+        yield
+    finally:
+        _bulkhead.switch_site(before)
 
 
 # ---- saying what went wrong ---------------------------------------------------------------------
@@ -257,7 +268,8 @@ class _Main:
     def on_app_load(self, request: Any) -> None:
         app = self.apps[request.index]
         try:
-            app.load()
+            with _at_site(_bulkhead.SITE_APP_CONSTRUCT):
+                app.load()
         except BaseException as error:
             self.fail(request, app, error, "did not load")
         else:
@@ -400,7 +412,10 @@ class _Main:
     def close(self) -> None:
         _pool._set_host_loop(None)
         asyncio.set_event_loop(None)
-        self.loop.close()
+        try:
+            self.loop.close()
+        finally:
+            _bulkhead.loop_closed()
 
 
 class _EndWatch:
@@ -484,6 +499,7 @@ def prepare() -> None:
     _pool._set_host_loop(_main.loop)
     _main.loop.add_reader(_bulkhead.INBOX_FD, _main.on_inbox)
     _main.loop.add_reader(_bulkhead.RETURNS_FD, _bulkhead.drain)
+    _main.loop.add_reader(_bulkhead.RELEASES_FD, _bulkhead.release)
     signal.signal(_bulkhead.INTERRUPT_SIGNAL, _on_interrupt)
     multiprocessing.set_start_method("spawn")  # os.fork is refused
 
