@@ -429,6 +429,16 @@ static void refuse_requests(struct bh_postbox *inbox)
 	}
 }
 
+/* A little before the conductor leaves without main, so that it hears from main whom it waits for. */
+static struct bh_deadline ahead_of(struct bh_deadline until)
+{
+	uint64_t left = bh_deadline_left_ns(until), margin = left / 4;
+
+	if (margin > LAST_WORDS_NS)
+		margin = LAST_WORDS_NS;
+	return left == UINT64_MAX ? until : (struct bh_deadline){ until.at_ns - margin };
+}
+
 /* From the interpreter's first to its last moment. Returns false when it must not be left by
  * exit(): something of it may still run. */
 static bool live_in_python(struct host *host)
@@ -467,6 +477,7 @@ static bool live_in_python(struct host *host)
 	until.at_ns = atomic_load_explicit(&host->stop_deadline_ns, memory_order_relaxed);
 	bh_python_end(until);
 	bh_control_report(host->control, BH_MILESTONE_PYTHON_ENDED, NULL);
+	until = ahead_of(until);
 	bh_courier_close();
 	if (bh_courier_join(until, &err) < 0 || bh_gil_gate_close(until, &err) < 0) {
 		bh_control_report(host->control, BH_MILESTONE_GATE_STUCK, &err);

@@ -97,6 +97,23 @@ def test_gil7_what_a_plugin_has_posted_runs_before_the_interpreter_ends(host):
     assert "Traceback" not in h.text and not h.find("posted work was dropped: the gate has closed")
 
 
+def test_exit4_posted_work_that_does_not_end_is_named_and_nothing_is_finalized(host):
+    h = host(
+        POST,
+        app("""
+    class App:
+        async def start(self):
+            await bulkhead.pool("post").stick()
+    """),
+        args=["--set", f"host.shutdown_timeout={2 * SLOW}s"],
+    )
+    until(lambda: "t_post: stuck" in h.text, what="the posted work")
+    assert h.stop() == 70
+    cause = h.find("gate stuck: the interpreter is not finalized")
+    assert cause and cause["error"] == "gil.courier_stuck" and cause["site"] == "post.append"
+    assert cause["state"] == "inside" and h.find("pool closed", pool="post", state="clean")
+
+
 def test_exit3_posted_work_may_call_exit(host):
     h = host(
         POST,

@@ -136,6 +136,23 @@ static bh_status run_leave(void *state, struct bh_task *task, const struct bh_va
 	return p->host->post(p->ctx, SITE_APPEND, leave, (void *)(intptr_t)args[0].as.integer);
 }
 
+/* Never returns, and lets go of the GIL meanwhile. */
+static void stick(void *arg)
+{
+	(void)arg;
+	say("t_post: stuck\n");
+	library.run("import time\ntime.sleep(1000)\n");
+}
+
+static bh_status run_stick(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct post *p = state;
+
+	(void)task;
+	(void)args;
+	return p->host->post(p->ctx, SITE_APPEND, stick, NULL);
+}
+
 /* A site that the descriptor does not have. */
 static bh_status run_stray(void *state, struct bh_task *task, const struct bh_value *args)
 {
@@ -267,6 +284,7 @@ static const struct bh_op ops[] = {
 	  .run = run_inside,
 	  .doc = "Posts number + 1 from inside a scope." },
 	{ .name = "leave", .args = "status:int", .run = run_leave, .doc = "Posts an exit()." },
+	{ .name = "stick", .run = run_stick, .doc = "Posts what never ends." },
 	{ .name = "stray", .run = run_stray, .doc = "Posts at a site that is not declared." },
 	{ .name = "keep", .args = "thing:object", .run = run_keep, .doc = "Keeps it until drop." },
 	{ .name = "drop", .run = run_drop, .doc = "Drops what keep has kept." },
