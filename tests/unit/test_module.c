@@ -809,6 +809,8 @@ static void plg3_services_take_nothing_on_trust(void)
 	CU_ASSERT_EQUAL(host->task_fail(nobody, -EIO, "x.y", NULL, 0), -EIO);
 	CU_ASSERT_EQUAL(host->call_object(nobody, 0, NULL, NULL, 0, &out), -EINVAL);
 	CU_ASSERT_EQUAL(host->run_gil(ctx, 0, NULL, NULL), -EINVAL);
+	CU_ASSERT_EQUAL(host->post(ctx, 0, NULL, NULL), -EINVAL);
+	CU_ASSERT_EQUAL(host->post(ctx, 0xffff, free, NULL), -EINVAL);
 	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &small), -EINVAL);
 	CU_ASSERT_EQUAL(host->fail(ctx, 0, NULL, facts, 3), -EPROTO); /* a failure that is none */
 	host->log(ctx, 99, NULL, facts, 3);
