@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Posted work, references that are dropped far from the GIL, and plugin code that Python runs at its end."""
 
+import signal
 import time
 
 import pytest
@@ -16,6 +17,7 @@ POST = """
 """
 
 COMMON = """
+    import asyncio
     import atexit
     import builtins
     import ctypes
@@ -130,6 +132,7 @@ def test_exit3_posted_work_may_call_exit(host):
         pass  # the host may be gone before it answers
     assert h.wait() == 7
     assert h.find("stopped", status="7")
+    assert not h.find("posted work has not ended"), "nobody waits for the one that called exit()"
 
 
 def test_gil9_the_last_reference_to_an_object_is_dropped_off_the_gil(host):
@@ -170,8 +173,6 @@ def test_gil9_the_courier_drops_references_once_the_loop_is_gone(host):
     h = host(
         POST,
         app("""
-    import asyncio
-
     class Thing:
         def __del__(self):
             seen.append(here())
@@ -299,3 +300,28 @@ def test_gil1_an_app_is_imported_and_constructed_at_a_site_of_its_own(host):
     assert row["entries"] == 1 and row["inside_s"] >= 0.5
     dispatch = next(s for s in gil["sites"] if s["site"] == "host.dispatch")
     assert dispatch["inside_s"] < row["inside_s"]
+
+
+def test_gil1_pythons_own_end_is_booked_at_host_stop(host):
+    h = host(
+        "[app app]\nobject = app:App\n",
+        app("""
+    def linger():
+        while not os.path.exists(os.path.join(os.path.dirname(__file__), "go")):
+            time.sleep(0.01)
+
+    class App:
+        async def start(self):
+            atexit.register(linger)
+            self.leftover = asyncio.ensure_future(asyncio.sleep(1000))      # the loop runs once more at the end
+    """),
+    )
+    h.send(signal.SIGTERM)
+
+    def main():
+        rows = h.get("/v1/gil").json["threads"]
+        return next((r["site"] for r in rows if r["tid"] == h.process.pid), None)
+
+    until(lambda: main() == "host.stop", what="main at host.stop")
+    (h.folder / "apps" / "go").touch()
+    assert h.wait() == 0
