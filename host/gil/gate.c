@@ -173,7 +173,7 @@ static void entry_begin_outermost(struct bh_gil_thread *self, struct bh_gil_entr
 	entry->waits = true;
 	entry->left = bh_gil_record_left_by(self->kept);
 	entry->asked_ns = bh_gil_clock();
-	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
+	bh_gil_ledger_does(self, BH_GIL_WAITING, entry->account, entry->asked_ns);
 }
 
 /* A scope may have let go of the GIL: coming back to it is a wait on its account. */
@@ -187,7 +187,7 @@ static void entry_begin_nested(struct bh_gil_thread *self, struct bh_gil_entry *
 		return;
 	entry->left = bh_gil_record_left_by(self->kept);
 	entry->asked_ns = bh_gil_clock();
-	bh_gil_ledger_waiting(self, entry->account, entry->asked_ns);
+	bh_gil_ledger_does(self, BH_GIL_WAITING, entry->account, entry->asked_ns);
 }
 
 /* GIL-6: a raw call that belongs to another's scope, or to Python's own thread, is booked there
@@ -225,7 +225,7 @@ static void entry_end_nested(struct bh_gil_thread *self, const struct bh_gil_ent
 	if (entry->waits) {
 		if (entry->booked)
 			bh_gil_books_return(self, bh_gil_elapsed(entry->asked_ns, now));
-		bh_gil_ledger_inside(self, now);
+		bh_gil_ledger_does(self, BH_GIL_INSIDE, self->account, now);
 	}
 	if (entry->by_attach)
 		return; /* the way back from a detach, not an entry */
@@ -255,14 +255,14 @@ HOT void bh_gil_entry_end(struct bh_gil_thread *self, const struct bh_gil_entry 
 	if (entry->booked)
 		bh_gil_books_entry(self, entry->account, bh_gil_elapsed(entry->asked_ns, now));
 	if (entry->kind == BH_GIL_BARE) {
-		bh_gil_ledger_outside(self, now);
+		bh_gil_ledger_does(self, BH_GIL_OUTSIDE, 0, now);
 		return;
 	}
 	self->account = entry->account;
 	self->depth = 1;
 	self->by_attach = entry->by_attach;
 	self->since_ns = now;
-	bh_gil_ledger_inside(self, now);
+	bh_gil_ledger_does(self, BH_GIL_INSIDE, self->account, now);
 }
 
 HOT void bh_gil_scope_close(struct bh_gil_thread *self)
@@ -274,7 +274,7 @@ HOT void bh_gil_scope_close(struct bh_gil_thread *self)
 	now = bh_gil_clock();
 	if (bh_gil_is_booked(self->account >= BH_GIL_SITES_MAX))
 		bh_gil_books_inside(self, bh_gil_elapsed(self->since_ns, now));
-	bh_gil_ledger_outside(self, now);
+	bh_gil_ledger_does(self, BH_GIL_OUTSIDE, 0, now);
 	if (self->counted)
 		bh_gil_dismiss(self, BH_GIL_SCOPE);
 }
@@ -545,7 +545,7 @@ void bh_gil_let_go(void)
 	if (bh_gil_holds())
 		bh_gil_real_save();
 	if (self->depth > 0)
-		bh_gil_ledger_outside(self, bh_gil_clock());
+		bh_gil_ledger_does(self, BH_GIL_OUTSIDE, 0, bh_gil_clock());
 	bh_gil_gate_forget(self);
 }
 

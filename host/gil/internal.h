@@ -27,6 +27,7 @@ struct bh_gil_book;
 
 struct bh_gil_thread {
 	struct bh_gil_row *row;	   /* its line in the ledger; NULL before its first entry */
+	_Atomic uint64_t *doing;   /* in its row, see bh_gil_doing_pack(); A: release */
 	struct bh_gil_book *book;  /* the one it wrote to last */
 	struct bh_gil_book *books; /* all of its own */
 	struct _ts *kept;	/* the thread state it keeps for life (GIL-8); main: the main one */
@@ -127,9 +128,6 @@ bh_status bh_gil_ledger_init(struct bh_error *err) BH_MUST_CHECK;
 /* Makes sure that the thread has a row that says who it is now. */
 void bh_gil_ledger_know(struct bh_gil_thread *self);
 void bh_gil_ledger_keeps(struct bh_gil_thread *self); /* self->kept has changed */
-void bh_gil_ledger_waiting(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns);
-void bh_gil_ledger_inside(struct bh_gil_thread *self, uint64_t now_ns);
-void bh_gil_ledger_outside(struct bh_gil_thread *self, uint64_t now_ns);
 void bh_gil_ledger_parked(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns);
 void bh_gil_ledger_coarse(struct bh_gil_thread *self);
 void bh_gil_ledger_forked(struct bh_gil_thread *self); /* in the child: only this thread is left */
@@ -138,6 +136,26 @@ const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16]);
 uint32_t bh_gil_ledger_who(struct bh_gil_thread *self, char out[16]);
 
 enum bh_gil_row_state { BH_GIL_OUTSIDE, BH_GIL_WAITING, BH_GIL_INSIDE, BH_GIL_PARKED };
+
+static_assert(BH_GIL_ACCOUNTS <= 1 << 12, "an account fits the 12 bits of a row's word");
+
+/* What a thread does, as one word, so that a reader never mixes two moments: the state, whether the
+ * closing gate waits for it, the account, and since when, rounded down to 1024 ns. */
+static inline uint64_t bh_gil_doing_pack(enum bh_gil_row_state state, bool counted,
+					 uint32_t account, uint64_t since_ns)
+{
+	return (uint64_t)state | (uint64_t)counted << 2 | (uint64_t)account << 3 |
+	       since_ns >> 10 << 15;
+}
+
+static inline void bh_gil_ledger_does(struct bh_gil_thread *self, enum bh_gil_row_state state,
+				      uint32_t account, uint64_t now_ns)
+{
+	if (self->doing)
+		atomic_store_explicit(self->doing,
+				      bh_gil_doing_pack(state, self->counted, account, now_ns),
+				      memory_order_release);
+}
 
 /* What a row says at one moment. */
 struct bh_gil_view {

@@ -23,7 +23,7 @@
 /* Threads; those that come when all rows are taken are counted but not shown. */
 #define ROWS_MAX 1024
 
-/* What a thread does, as one word, so that a reader never mixes two moments. */
+/* A row's word, taken apart. */
 struct doing {
 	enum bh_gil_row_state state;
 	bool counted; /* the closing gate waits for it */
@@ -31,8 +31,6 @@ struct doing {
 	uint64_t since_ns; /* rounded down to 1024 ns; written by the ledger's clock, read as
 			      CLOCK_MONOTONIC */
 };
-
-static_assert(BH_GIL_ACCOUNTS <= 1 << 12, "an account fits the 12 bits of struct doing's word");
 
 /* Who a thread is. */
 struct who {
@@ -67,12 +65,6 @@ static struct {
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-static uint64_t doing_pack(const struct doing *doing)
-{
-	return (uint64_t)doing->state | (uint64_t)doing->counted << 2 |
-	       (uint64_t)doing->account << 3 | doing->since_ns >> 10 << 15;
-}
-
 static struct doing row_doing(const struct bh_gil_row *row)
 {
 	uint64_t word = atomic_load_explicit(&row->doing, memory_order_acquire);
@@ -83,15 +75,6 @@ static struct doing row_doing(const struct bh_gil_row *row)
 		.account = word >> 3 & 0xfff,
 		.since_ns = bh_gil_clock_monotonic(word >> 15 << 10),
 	};
-}
-
-static void row_does(struct bh_gil_thread *self, enum bh_gil_row_state state, uint32_t account,
-		     uint64_t now)
-{
-	struct doing doing = { state, self->counted, account, now };
-
-	if (self->row)
-		atomic_store_explicit(&self->row->doing, doing_pack(&doing), memory_order_release);
 }
 
 static void row_write_who(struct bh_gil_row *row)
@@ -199,6 +182,7 @@ static void thread_ended(void *own_row)
 	bh_gil_books_leave(self);
 	row_give_back(self->row);
 	self->row = NULL;
+	self->doing = NULL;
 }
 
 bh_status bh_gil_ledger_init(struct bh_error *err)
@@ -227,6 +211,7 @@ static void row_open(struct bh_gil_thread *self)
 	row_write_who(row);
 	atomic_store_explicit(&row->tid, (uint32_t)gettid(), memory_order_release);
 	self->row = row;
+	self->doing = &row->doing;
 }
 
 void bh_gil_ledger_know(struct bh_gil_thread *self)
@@ -291,25 +276,10 @@ const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16])
 
 /* ---- entries --------------------------------------------------------------------------------- */
 
-void bh_gil_ledger_waiting(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns)
-{
-	row_does(self, BH_GIL_WAITING, account, now_ns);
-}
-
-void bh_gil_ledger_inside(struct bh_gil_thread *self, uint64_t now_ns)
-{
-	row_does(self, BH_GIL_INSIDE, self->account, now_ns);
-}
-
-void bh_gil_ledger_outside(struct bh_gil_thread *self, uint64_t now_ns)
-{
-	row_does(self, BH_GIL_OUTSIDE, 0, now_ns);
-}
-
 void bh_gil_ledger_parked(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns)
 {
 	bh_gil_ledger_know(self);
-	row_does(self, BH_GIL_PARKED, account, now_ns);
+	bh_gil_ledger_does(self, BH_GIL_PARKED, account, now_ns);
 }
 
 bool bh_gil_ledger_find_inmate(struct bh_gil_inmate *ret_inmate)
