@@ -274,7 +274,7 @@ const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16])
 	return out;
 }
 
-/* ---- entries --------------------------------------------------------------------------------- */
+/* ---- who is in ------------------------------------------------------------------------------- */
 
 void bh_gil_ledger_parked(struct bh_gil_thread *self, uint32_t account, uint64_t now_ns)
 {
