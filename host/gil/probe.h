@@ -20,8 +20,8 @@ uint64_t bh_gil_probe_waiting_since(void);
 
 struct bh_gil_probe_stats {
 	uint64_t n; /* answers */
-	uint64_t last_ns, max_ns;
-	uint64_t max_at_ns; /* monotonic */
+	uint64_t last_ns, total_ns, max_ns;
+	uint64_t max_at_ns; /* monotonic; 0: none yet */
 };
 /* `counts` may be NULL; it is added to. */
 void bh_gil_probe_read(struct bh_gil_probe_stats *ret_stats, struct bh_histogram_counts *counts);
