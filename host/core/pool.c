@@ -500,6 +500,72 @@ bool bh_pool_cause(struct bh_pool *pool, struct bh_error *ret_cause)
 	return found;
 }
 
+/* A task may have taken others in, which its thread runs now. */
+static const struct bh_pool_thread *thread_of_locked(const struct bh_pool *pool,
+						     const struct bh_task *task)
+	BH_NEEDS(pool->lock);
+static const struct bh_pool_thread *thread_of_locked(const struct bh_pool *pool,
+						     const struct bh_task *task)
+{
+	if (task->state != BH_TASK_RUNNING)
+		return NULL;
+	for (uint32_t i = 0; i < pool->n_threads; i++)
+		for (const struct bh_task *at = pool->threads[i].task; at; at = at->outer)
+			if (at == task)
+				return &pool->threads[i];
+	return NULL;
+}
+
+static void see_task(const struct bh_task *task, const struct bh_pool_thread *thread,
+		     struct bh_task_sight *ret_sight)
+{
+	*ret_sight = (struct bh_task_sight){ .task_id = task->id,
+					     .started_ns = task->started_ns,
+					     .op = task->op_name,
+					     .tid = thread ? thread->tid : 0 };
+	if (thread)
+		memcpy(ret_sight->thread, thread->name, sizeof(ret_sight->thread));
+}
+
+uint32_t bh_pool_overdue_tasks(struct bh_pool *pool, uint64_t before_ns,
+			       struct bh_task_sight *ret_sights, uint32_t room)
+{
+	uint32_t n = 0;
+
+	if (bh_pool_is_forked())
+		return 0;
+	bh_mutex_lock(&pool->lock);
+	/* They are in the order of their starts: one that is young ends the search. */
+	for (const struct bh_list *link = pool->active.next; link != &pool->active && n < room;
+	     link = link->next) {
+		const struct bh_task *task = bh_container_of(link, struct bh_task, all);
+
+		if (task->started_ns >= before_ns)
+			break;
+		see_task(task, thread_of_locked(pool, task), &ret_sights[n++]);
+	}
+	bh_mutex_unlock(&pool->lock);
+	return n;
+}
+
+bool bh_pool_task_of_thread(struct bh_pool *pool, uint32_t tid, struct bh_task_sight *ret_sight)
+{
+	bool found = false;
+
+	if (bh_pool_is_forked())
+		return false;
+	bh_mutex_lock(&pool->lock);
+	for (uint32_t i = 0; i < pool->n_threads && !found; i++) {
+		const struct bh_pool_thread *thread = &pool->threads[i];
+
+		found = tid != 0 && thread->tid == tid && thread->task;
+		if (found)
+			see_task(thread->task, thread, ret_sight);
+	}
+	bh_mutex_unlock(&pool->lock);
+	return found;
+}
+
 /* A thread is worth showing while it is in code of the backend that it should come back from. */
 static bool is_inside_locked(const struct bh_pool *pool, const struct bh_pool_thread *thread)
 	BH_NEEDS(pool->lock);

@@ -247,6 +247,20 @@ struct bh_pool_books { /* submitted = the five + queued + running + pending + in
 	uint32_t abandoned_alive; /* told abandoned, not truly ended yet (SUP-10) */
 };
 
+/* A task that runs, or is pending (`tid` is 0 then), as seen from outside. */
+struct bh_task_sight {
+	uint64_t task_id, started_ns;
+	const char *op; /* lives as long as the pool */
+	uint32_t tid;
+	char thread[16]; /* "" when pending */
+};
+/* Those that started before `before_ns` and have not ended, the oldest first; abandoned ones are
+ * counted elsewhere. Returns how many are in `ret_sights`, at most `room`. */
+uint32_t bh_pool_overdue_tasks(struct bh_pool *pool, uint64_t before_ns,
+			       struct bh_task_sight *ret_sights, uint32_t room);
+/* What the pool's thread `tid` runs, the innermost task; false when that is none. */
+bool bh_pool_task_of_thread(struct bh_pool *pool, uint32_t tid, struct bh_task_sight *ret_sight);
+
 const char *bh_pool_label(const struct bh_pool *pool);
 uint32_t bh_pool_id(const struct bh_pool *pool);
 uint32_t bh_pool_workers(const struct bh_pool *pool);
