@@ -316,3 +316,8 @@ void bh_python_interrupt_main(void)
 	if (atomic_load(&python.interruptible))
 		pthread_kill(python.main_thread, BH_INTERRUPT_SIGNAL);
 }
+
+void bh_python_post(struct bh_message *message)
+{
+	bh_postbox_post(&python.returns, message);
+}

@@ -47,6 +47,10 @@ uint64_t bh_python_left_behind(void);
  */
 void bh_python_interrupt_main(void);
 
+/* Delivers the message on main, under the GIL, when its loop next takes what has come back to it
+ * (host.drain). Any thread, never blocks. After Python's end nothing is delivered any more. */
+void bh_python_post(struct bh_message *message);
+
 /* For tests and status: "3.11.2 (main, …)". Static after start. */
 const char *bh_python_version(void);
 
