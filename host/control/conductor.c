@@ -979,6 +979,23 @@ static void pool_failed_while_up(struct bh_conductor *c, struct part *part)
 	bh_conductor_stop(c, "a pool failed and on_pool_failure is exit", false);
 }
 
+/* For the apps' supervise(). */
+static void tell_pool_failed(struct bh_conductor *c, struct bh_pool *pool)
+{
+	struct bh_error cause = { 0 };
+	json_t *facts;
+
+	if (!bh_pool_cause(pool, &cause))
+		bh_raise(&cause, -EIO, "pool.failed");
+	facts = json_object();
+	for (unsigned i = 0; facts && i < cause.n_facts; i++)
+		json_object_set_new(facts, bh_error_key(&cause, i),
+				    json_string(bh_error_value(&cause, i)));
+	c->config.tell_apps(json_pack("{s:s, s:s, s:s, s:o}", "kind", "pool-failed", "pool",
+				      bh_pool_label(pool), "code", cause.id, "facts", facts),
+			    c->config.arg);
+}
+
 void bh_conductor_pool_event(struct bh_conductor *c, struct bh_pool *pool, enum bh_pool_state state)
 {
 	uint32_t index;
@@ -997,6 +1014,8 @@ void bh_conductor_pool_event(struct bh_conductor *c, struct bh_pool *pool, enum 
 		}
 		return;
 	}
+	if (state == BH_POOL_FAILED || state == BH_POOL_BUILD_FAILED || state == BH_POOL_WEDGED)
+		tell_pool_failed(c, pool);
 	if (state == BH_POOL_FAILED && !c->stopping)
 		pool_failed_while_up(c, part);
 	if (state == BH_POOL_BUILD_FAILED && !c->stopping && c->phase == PHASE_PLUGIN_OPEN &&
@@ -1107,6 +1126,16 @@ bool bh_conductor_is_ready(const struct bh_conductor *c)
 		if (c->plugins[i].state == PART_FAILED)
 			return false;
 	return true;
+}
+
+bool bh_conductor_has_started(const struct bh_conductor *c)
+{
+	return c->phase == PHASE_READY || c->stopping;
+}
+
+bool bh_conductor_main_serves(const struct bh_conductor *c)
+{
+	return c->main_up && c->leave && !c->aside;
 }
 
 bool bh_conductor_is_stopping(const struct bh_conductor *c)

@@ -22,6 +22,8 @@ struct bh_conductor_config {
 	void (*finished)(void *arg);
 	/* The process is about to be ended by _exit: remove what must not stay (the socket). */
 	void (*last_rites)(void *arg);
+	/* As bh_control_tell_apps(). */
+	void (*tell_apps)(json_t *event, void *arg);
 	void *arg;
 };
 
@@ -45,6 +47,10 @@ void bh_conductor_stand_back(struct bh_conductor *conductor, struct bh_deadline 
 
 bool bh_conductor_is_ready(const struct bh_conductor *conductor);
 bool bh_conductor_is_stopping(const struct bh_conductor *conductor);
+/* The start is over: everything is up, or a stop has begun. */
+bool bh_conductor_has_started(const struct bh_conductor *conductor);
+/* Main takes requests: it has begun, and has not been asked to leave. */
+bool bh_conductor_main_serves(const struct bh_conductor *conductor);
 /* GET /readyz's reasons: one line each, in a new JSON array. */
 json_t *bh_conductor_unready_reasons(const struct bh_conductor *conductor);
 /* GET /v1/status without what the loop adds (pid, uptime_s, version, name). */

@@ -26,6 +26,7 @@
 #define TICK_MS 1000
 #define FAREWELL_MS 250 /* to hand out replies that are written when the end comes */
 #define FAREWELL_STEP_MS 10
+#define TELLINGS_MAX 256 /* events for the apps that main has not answered yet */
 #define SPARE_REPORTS 16 /* milestones and exits; pool events have places of their own */
 
 enum report_kind {
@@ -63,9 +64,12 @@ struct bh_control {
 	struct bh_listener *listener;
 	struct bh_conductor *conductor;
 	struct bh_admin *admin;
-	uint32_t n_signals;   /* SIGTERM and SIGINT so far */
-	int status;	      /* the process's exit status, when over */
-	struct bh_mutex lock; /* guards the M field; a leaf */
+	_Atomic bool started;	     /* A: relaxed; written by the loop, for good */
+	_Atomic uint32_t n_tellings; /* A: relaxed; on their way, or with main */
+	_Atomic bool tellings_lost;  /* A: relaxed; that was said, until there is room again */
+	uint32_t n_signals;	     /* SIGTERM and SIGINT so far */
+	int status;		     /* the process's exit status, when over */
+	struct bh_mutex lock;	     /* guards the M field; a leaf */
 	struct bh_cond changed;
 	bool socket_gone; /* M */
 };
@@ -177,6 +181,73 @@ void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
 	bh_postbox_post(&control->box, &report->message);
 }
 
+/* Main's answer, or that it is not told after all. Control loop, or its last owner. */
+static void tell_done(struct bh_request *request)
+{
+	struct bh_control *control = request->done_arg;
+
+	atomic_fetch_sub_explicit(&control->n_tellings, 1, memory_order_relaxed);
+	atomic_store_explicit(&control->tellings_lost, false, memory_order_relaxed);
+	bh_request_free(request);
+}
+
+/* On the loop, since only the conductor knows whether main still takes requests: none may follow
+ * the one to leave. */
+static void tell_deliver(struct bh_message *message)
+{
+	struct bh_request *request = bh_container_of(message, struct bh_request, message);
+	struct bh_control *control = request->done_arg;
+
+	if (!control->conductor || !bh_conductor_main_serves(control->conductor)) {
+		tell_done(request);
+		return;
+	}
+	message->deliver = NULL;
+	bh_postbox_post(control->config.main, message);
+}
+
+/* Of what does not fit, or finds no memory, the first is logged. */
+static void tell_lost(struct bh_control *control, const char *why)
+{
+	if (!atomic_exchange_explicit(&control->tellings_lost, true, memory_order_relaxed))
+		bh_log(BH_LOG_WARNING, COMPONENT,
+		       "an event is not told to the apps, nor those behind it",
+		       BH_STR("reason", why), BH_INT("unanswered", TELLINGS_MAX));
+}
+
+void bh_control_tell_apps(struct bh_control *control, json_t *event)
+{
+	struct bh_request *request = NULL;
+	char *body;
+
+	if (!event)
+		return;
+	if (control->config.config->n_apps == 0) {
+		json_decref(event);
+		return;
+	}
+	body = json_dumps(event, JSON_COMPACT);
+	json_decref(event);
+	if (body)
+		request = bh_request_new(BH_REQUEST_SUPERVISE, &control->box, tell_done, control);
+	if (!request) {
+		free(body);
+		tell_lost(control, "no memory");
+		return;
+	}
+	request->body = body;
+	request->body_len = strlen(body);
+	if (atomic_fetch_add_explicit(&control->n_tellings, 1, memory_order_relaxed) >=
+	    TELLINGS_MAX) {
+		atomic_fetch_sub_explicit(&control->n_tellings, 1, memory_order_relaxed);
+		bh_request_free(request);
+		tell_lost(control, "main does not answer");
+		return;
+	}
+	request->message.deliver = tell_deliver;
+	bh_postbox_post(&control->box, &request->message);
+}
+
 void bh_control_exit_asked(struct bh_control *control, int status, const char *app)
 {
 	struct report *report = report_claim(control, REPORT_EXIT);
@@ -209,6 +280,11 @@ void bh_control_last_rites(struct bh_control *control, struct bh_deadline until)
 	bh_mutex_unlock(&control->lock);
 }
 
+bool bh_control_has_started(const struct bh_control *control)
+{
+	return atomic_load_explicit(&control->started, memory_order_relaxed);
+}
+
 struct bh_postbox *bh_control_postbox(struct bh_control *control)
 {
 	return &control->box;
@@ -231,6 +307,8 @@ static void on_box(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	bh_postbox_deliver(&control->box);
+	if (bh_conductor_has_started(control->conductor))
+		atomic_store_explicit(&control->started, true, memory_order_relaxed);
 }
 
 /* The first one stops the host; each further one means "faster". A stop that was asked for in
@@ -381,6 +459,11 @@ static bh_status make_events(struct bh_control *control, struct bh_error *err)
 	return 0;
 }
 
+static void tell_apps(json_t *event, void *arg)
+{
+	bh_control_tell_apps(arg, event);
+}
+
 static bh_status make_conductor(struct bh_control *control, struct bh_error *err)
 {
 	const struct bh_conductor_config config = {
@@ -389,6 +472,7 @@ static bh_status make_conductor(struct bh_control *control, struct bh_error *err
 		.replies = &control->box,
 		.finished = finished,
 		.last_rites = last_rites,
+		.tell_apps = tell_apps,
 		.arg = control,
 	};
 

@@ -54,6 +54,8 @@ void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
  * passes over; NULL is nothing. Events keep their order; those that come when main has left its loop
  * are dropped. Any thread, never blocks. */
 void bh_control_tell_apps(struct bh_control *control, json_t *event);
+/* The start is over: everything is up, or a stop has begun. Any thread. */
+bool bh_control_has_started(const struct bh_control *control);
 void bh_control_exit_asked(struct bh_control *control, int status, const char *app);
 
 /* exit() was called: its hook takes the pools down (EXIT-3) and the conductor stands back. Any

@@ -135,6 +135,18 @@ bool bh_conductor_is_stopping(const struct bh_conductor *conductor)
 	return atomic_load(&fake.stopping);
 }
 
+bool bh_conductor_has_started(const struct bh_conductor *conductor)
+{
+	(void)conductor;
+	return atomic_load(&fake.ready);
+}
+
+bool bh_conductor_main_serves(const struct bh_conductor *conductor)
+{
+	(void)conductor;
+	return !atomic_load(&fake.stopping);
+}
+
 json_t *bh_conductor_unready_reasons(const struct bh_conductor *conductor)
 {
 	(void)conductor;
