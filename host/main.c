@@ -14,7 +14,6 @@
 
 #include "host/control/control.h"
 #include "host/control/signals.h"
-#include "host/control/watchdog.h"
 #include "host/core/crash.h"
 #include "host/core/exit_hook.h"
 #include "host/core/fault.h"
@@ -22,16 +21,21 @@
 #include "host/core/log.h"
 #include "host/core/stack.h"
 #include "host/gil/courier.h"
+#include "host/gil/frames.h"
 #include "host/gil/gil.h"
+#include "host/gil/probe.h"
 #include "host/plugin/boundary.h"
 #include "host/plugin/imports.h"
 #include "host/plugin/module.h"
 #include "host/plugin/note.h"
 #include "host/python/python.h"
+#include "host/stalls.h"
 
 #define COMPONENT "main"
 #define EX_WEDGED 70 /* DESIGN's exit statuses are sysexits' where those fit */
 #define LAST_WORDS_NS (500 * BH_NS_PER_MS)
+#define PROBE_GRACE_NS (100 * BH_NS_PER_MS)
+#define WATCHDOG_GRACE_NS (2 * BH_NS_PER_S) /* it may be taking stacks */
 #define LIST_MAX 64
 #ifdef BH_FAULTS
 #define FAULTS ", faults on"
@@ -58,7 +62,7 @@ struct host {
 	struct bh_exit_registry *registry;
 	struct bh_exit_step stand_back, settle, last_rites;
 	struct bh_control *control;
-	struct bh_watchdog *watchdog;
+	struct bh_stalls *stalls;
 	_Atomic(struct bh_module *) *modules; /* manifest order; A: release by main, once each */
 	_Atomic uint64_t stop_deadline_ns;
 	char *socket_path;
@@ -291,10 +295,11 @@ static json_t *render_pools(void *arg)
 	return json_pack("{s:o}", "pools", pools);
 }
 
-static void sample_gil(uint64_t elapsed_ns, void *arg)
+static struct bh_module *module_at(size_t index, void *arg)
 {
-	(void)arg;
-	bh_gil_sample(elapsed_ns);
+	struct host *host = arg;
+
+	return atomic_load_explicit(&host->modules[index], memory_order_acquire);
 }
 
 static json_t *render_python(void *arg)
@@ -314,6 +319,12 @@ static bool set_environment(const struct bh_config *config)
 
 static bh_status prepare(struct host *host, struct bh_error *err)
 {
+	const struct bh_stalls_config stalls = {
+		.config = host->config,
+		.views = &host->views,
+		.module_at = module_at,
+		.arg = host,
+	};
 	bh_status st;
 
 	if (!set_environment(host->config))
@@ -326,6 +337,8 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 	if (st == 0)
 		st = bh_crash_init(err);
 	if (st == 0)
+		st = bh_gil_frames_init(err);
+	if (st == 0)
 		st = bh_stack_init(err);
 	if (st == 0)
 		st = bh_signals_install(err);
@@ -337,6 +350,8 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 		st = bh_exit_registry_new(&host->registry, err);
 	if (st == 0 && pthread_atfork(NULL, NULL, bh_pool_forked) != 0)
 		st = bh_raise(err, -ENOMEM, "main.atfork");
+	if (st == 0)
+		st = bh_stalls_new(&stalls, &host->stalls, err);
 	bh_gil_set_ledger((enum bh_gil_ledger)host->config->ledger);
 	bh_gil_set_unsanctioned((enum bh_gil_unsanctioned)host->config->unsanctioned);
 	bh_views_add(&host->views, "pools", render_pools, host);
@@ -439,6 +454,16 @@ static struct bh_deadline ahead_of(struct bh_deadline until)
 	return left == UINT64_MAX ? until : (struct bh_deadline){ until.at_ns - margin };
 }
 
+/* Before the gate closes, so that it is not a probe that the gate waits for; one that does not get
+ * the GIL is named there like any other. */
+static void end_probe(struct bh_deadline until)
+{
+	until = bh_deadline_min(until, bh_deadline_after(PROBE_GRACE_NS));
+	bh_gil_probe_stop();
+	if (bh_gil_probe_join(until, NULL) < 0)
+		bh_log(BH_LOG_WARNING, COMPONENT, "the probe still waits for the GIL");
+}
+
 /* From the interpreter's first to its last moment. Returns false when it must not be left by
  * exit(): something of it may still run. */
 static bool live_in_python(struct host *host)
@@ -462,9 +487,9 @@ static bool live_in_python(struct host *host)
 		return false;
 	}
 	bh_views_add(&host->views, "python", render_python, NULL);
-	if (bh_watchdog_start((uint64_t)host->config->sample_interval_ns, sample_gil, NULL,
-			      &host->watchdog, &err) < 0) {
-		bh_log_error(BH_LOG_WARNING, COMPONENT, "GIL use is not sampled", &err);
+	if (bh_stalls_start(host->stalls, host->control, &err) < 0) {
+		bh_log_error(BH_LOG_WARNING, COMPONENT,
+			     "GIL use is not sampled, stalls are not reported", &err);
 		bh_error_clear(&err);
 	}
 	bh_control_report(host->control, BH_MILESTONE_PYTHON_UP, NULL);
@@ -473,11 +498,13 @@ static bool live_in_python(struct host *host)
 		bh_error_clear(&err);
 		refuse_requests(&host->inbox);
 	}
+	bh_stalls_loop_left(host->stalls);
 	bh_control_report(host->control, BH_MILESTONE_LEFT_LOOP, NULL);
 	until.at_ns = atomic_load_explicit(&host->stop_deadline_ns, memory_order_relaxed);
 	bh_python_end(until);
 	bh_control_report(host->control, BH_MILESTONE_PYTHON_ENDED, NULL);
 	until = ahead_of(until);
+	end_probe(until);
 	bh_courier_close();
 	if (bh_courier_join(until, &err) < 0 || bh_gil_gate_close(until, &err) < 0) {
 		bh_control_report(host->control, BH_MILESTONE_GATE_STUCK, &err);
@@ -520,6 +547,7 @@ static void release(struct host *host)
 			;
 		bh_exit_registry_free(host->registry);
 	}
+	host->stalls = bh_stalls_free(host->stalls);
 	release_modules(host);
 	free(host->modules);
 	free(host->socket_path);
@@ -560,13 +588,16 @@ static int run(struct host *host)
 	}
 	arm_exit_hook(host);
 	clean = live_in_python(host);
+	/* The control loop, which they post to, is gone after its join. */
+	if (bh_stalls_stop(host->stalls, bh_deadline_after(WATCHDOG_GRACE_NS), &err) < 0)
+		clean = false;
+	bh_gil_probe_stop();
+	if (bh_gil_probe_join(bh_deadline_after(PROBE_GRACE_NS), &err) < 0)
+		clean = false;
 	/* Nothing is left for the hook. If it is at work on another thread, that one ends the
 	 * process, and still uses what would be freed below. */
 	bh_exit_hook_claim();
 	status = bh_control_join(host->control);
-	bh_watchdog_stop(host->watchdog);
-	if (bh_watchdog_join(host->watchdog, bh_deadline_after(LAST_WORDS_NS), &err) < 0)
-		clean = false;
 	clean = clean && status != EX_WEDGED;
 	if (clean) {
 		release_modules(host); /* what that has to say comes before the last line */
