@@ -361,6 +361,15 @@ static double seconds(uint64_t ns)
 	return (double)ns / BH_NS_PER_S;
 }
 
+/* A bucket may end above the largest value in it. */
+static double quantile_s(const struct bh_histogram_counts *counts, double q,
+			 const struct bh_stall_lag *lag)
+{
+	uint64_t ns = bh_histogram_quantile(counts, q);
+
+	return seconds(ns < lag->max_ns ? ns : lag->max_ns);
+}
+
 static json_t *render_lag(const struct bh_stalls *stalls, enum bh_stall_kind kind)
 {
 	struct bh_histogram_counts counts = { 0 };
@@ -369,9 +378,9 @@ static json_t *render_lag(const struct bh_stalls *stalls, enum bh_stall_kind kin
 	bh_stalls_lag(stalls, kind, &lag, &counts);
 	return json_pack("{s:f, s:I, s:f, s:f, s:f, s:f, s:o}", "now_s", seconds(lag.now_ns), "n",
 			 (json_int_t)lag.n, "last_s", seconds(lag.last_ns), "p50_s",
-			 seconds(bh_histogram_quantile(&counts, 0.5)), "p99_s",
-			 seconds(bh_histogram_quantile(&counts, 0.99)), "max_s",
-			 seconds(lag.max_ns), "max_at", bh_stall_render_time(lag.max_at_ns));
+			 quantile_s(&counts, 0.5, &lag), "p99_s", quantile_s(&counts, 0.99, &lag),
+			 "max_s", seconds(lag.max_ns), "max_at",
+			 bh_stall_render_time(lag.max_at_ns));
 }
 
 static json_t *render(void *arg)

@@ -1525,6 +1525,121 @@ static void start_fails_cleanly(void)
 	host_end(&host);
 }
 
+/* ---- what the apps are told ------------------------------------------------------------------ */
+
+#define TELLINGS 256
+
+static void tell(struct host *host, int number)
+{
+	bh_control_tell_apps(host->control,
+			     json_pack("{s:s, s:i}", "kind", "stall", "number", number));
+}
+
+/* Everything that main is to be told, oldest first, until `n` events are there. */
+static unsigned told(struct host *host, struct bh_message **ret_list, unsigned n)
+{
+	struct bh_message **end = ret_list;
+	unsigned seen = 0;
+
+	*ret_list = NULL;
+	while (seen < n && readable(host->main.fd, AMPLE_MS)) {
+		*end = bh_postbox_take(&host->main);
+		for (; *end; end = &(*end)->next)
+			seen++;
+	}
+	return seen;
+}
+
+static void answer_all(struct bh_message *list)
+{
+	while (list) {
+		struct bh_message *next = list->next;
+
+		bh_request_reply(bh_container_of(list, struct bh_request, message));
+		list = next;
+	}
+}
+
+static void events_reach_main_in_order(void)
+{
+	struct bh_message *list;
+	struct host host;
+	int number = 0;
+
+	host_prepare(&host);
+	host.config.n_apps = 1;
+	CU_ASSERT_FATAL(bh_control_start(&host.control_config, &host.control, NULL) == 0);
+	bh_control_tell_apps(host.control, NULL); /* nothing */
+	for (int i = 0; i < 10; i++)
+		tell(&host, i);
+	CU_ASSERT_FATAL(told(&host, &list, 10) == 10);
+	for (struct bh_message *m = list; m; m = m->next) {
+		struct bh_request *request = bh_container_of(m, struct bh_request, message);
+		json_t *event = json_loadb(request->body, request->body_len, 0, NULL);
+
+		CU_ASSERT(request->kind == BH_REQUEST_SUPERVISE);
+		CU_ASSERT(json_integer_value(json_object_get(event, "number")) == number++);
+		json_decref(event);
+	}
+	answer_all(list);
+	host_end(&host);
+}
+
+static void events_are_bounded(void)
+{
+	struct bh_message *list;
+	struct host host;
+
+	host_prepare(&host);
+	host.config.n_apps = 1;
+	CU_ASSERT_FATAL(bh_control_start(&host.control_config, &host.control, NULL) == 0);
+	for (int i = 0; i < TELLINGS + 50; i++)
+		tell(&host, i);
+	CU_ASSERT_FATAL(told(&host, &list, TELLINGS) == TELLINGS);
+	tell(&host, -1); /* main has them all and has answered none */
+	CU_ASSERT(!readable(host.main.fd, 50));
+	answer_all(list);
+	/* There is room again, as soon as the loop has the answers. */
+	do
+		tell(&host, 1000);
+	while (!readable(host.main.fd, 10));
+	list = bh_postbox_take(&host.main);
+	answer_all(list);
+	host_end(&host);
+}
+
+static void events_after_the_end_are_dropped(void)
+{
+	struct answer answer;
+	struct host host;
+
+	host_prepare(&host);
+	host.config.n_apps = 1;
+	CU_ASSERT_FATAL(bh_control_start(&host.control_config, &host.control, NULL) == 0);
+	atomic_store(&fake.stopping, true); /* main takes no more requests */
+	for (int i = 0; i < TELLINGS + 1; i++)
+		tell(&host, i);
+	ask(host.socket, &answer, "GET", "/livez", ""); /* the loop has been there */
+	CU_ASSERT(answer.code == 200);
+	answer_fini(&answer);
+	CU_ASSERT(!readable(host.main.fd, 0));
+	host_end(&host);
+}
+
+static void without_apps_nobody_is_told(void)
+{
+	struct answer answer;
+	struct host host;
+
+	host_start(&host);
+	tell(&host, 1);
+	ask(host.socket, &answer, "GET", "/livez", "");
+	CU_ASSERT(answer.code == 200);
+	answer_fini(&answer);
+	CU_ASSERT(!readable(host.main.fd, 0));
+	host_end(&host);
+}
+
 static const struct bh_test tests[] = {
 	{ "CP-1: /livez answers with nothing up but the loop", livez_answers },
 	{ "/readyz says why the host is not ready", readyz_says_why_not },
@@ -1563,6 +1678,11 @@ static const struct bh_test tests[] = {
 	{ "CP-2: the first signal stops, the next ones hurry", signals_stop_and_hurry },
 	{ "CP-2: a signal from before the loop is heard", signal_before_the_loop_counts },
 	{ "the loop restores a disposition that somebody changed", loop_restores_dispositions },
+	{ "CP-3: events for the apps reach main in order", events_reach_main_in_order },
+	{ "SUP-8: events that main does not answer are bounded", events_are_bounded },
+	{ "CP-2: events are dropped once main takes no more requests",
+	  events_after_the_end_are_dropped },
+	{ "events go nowhere in a host without apps", without_apps_nobody_is_told },
 	{ "a start that fails leaves nothing behind and harms nobody", start_fails_cleanly },
 };
 

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""CP-3: a stall is reported once an episode, with who, where and for how long."""
+
+import threading
+import time
+
+import pytest
+
+from conftest import SLOW, until
+
+HOLD = """
+    [plugin hold]
+    library = t_hold
+    workers = 2
+    [plugin count]
+    library = t_count
+    workers = 2
+    stall_after = 300ms
+    [app app]
+    object = app:App
+"""
+
+APP = {
+    "app.py": """
+        import asyncio
+        import time
+        import bulkhead
+
+        def spin(seconds):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                pass
+
+        class App:
+            async def start(self, app):
+                self.pool = bulkhead.pool("hold")
+                self.count = bulkhead.pool("count")
+                self.kept = []
+
+            @bulkhead.endpoint
+            async def hold(self, ms: int) -> None:
+                self.kept.append(self.pool.hold(ms))      # not awaited: main answers first
+
+            @bulkhead.endpoint
+            async def naps(self, ms: list) -> None:
+                await asyncio.gather(*(self.count.sleep(each) for each in ms))
+
+            @bulkhead.endpoint
+            async def sleep(self, seconds: float) -> None:
+                time.sleep(seconds)                       # the mistake that is to be found
+
+            @bulkhead.endpoint
+            async def work(self, rounds: int) -> None:
+                for _ in range(rounds):
+                    await asyncio.gather(self.pool.call(spin, 0.01), self.count.nop(), asyncio.sleep(0.005))
+    """
+}
+
+
+def stalls(h, kind=None):
+    found = h.get("/v1/stalls").json["stalls"]
+    return [s for s in found if kind is None or s["kind"] == kind]
+
+
+def begun(h, kind, timeout=10.0):
+    return until(lambda: stalls(h, kind), timeout, f"a stall of kind {kind}")[0]
+
+
+def over(h, kind, timeout=20.0):
+    """Its only episode, once it is over."""
+
+    def ended():
+        found = stalls(h, kind)
+        return found and all(s["ended"] is not None for s in found) and found
+
+    found = until(ended, timeout, f"the end of the stall of kind {kind}")
+    assert len(found) == 1, "one report an episode"
+    return found[0]
+
+
+def logged(h, message, kind):
+    return [line for line in h.log if line.get("msg") == message and line.get("kind") == kind]
+
+
+def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
+    h = host(HOLD, APP)
+    began = time.time()
+    h.call("hold", 4000 * SLOW)
+    stall = begun(h, "gil")
+    assert time.time() - began < 2 + 2 * SLOW
+    took = []
+    while (stall := stalls(h, "gil")[0])["ended"] is None:
+        at = time.monotonic()
+        assert h.get("/livez").status == 200
+        took.append(1000 * (time.monotonic() - at))
+    took.sort()
+    p99 = took[len(took) * 99 // 100]
+    report(f"/livez while a plugin holds the GIL and that is reported: {len(took)} probes, p99 {p99:.2f} max {took[-1]:.2f} ms")
+    assert took[-1] < 250 * SLOW  # CP-1
+
+    holder = stall["holder"]
+    assert holder["thread"] in ("hold/0", "hold/1") and holder["plane"] == "data" and holder["label"] == "hold"
+    assert holder["site"] == "hold.hold" and holder["pool"] == "hold" and holder["op"] == "hold"
+    assert holder["task"] > 0 and holder["library"] == "t_hold.so" and holder["since_s"] > 0.5
+    assert holder["changed"] is False
+    assert {"bh-probe", "bulkheadd"} & {waiter["thread"] for waiter in stall["waiters"]}
+    native = {row["tid"]: row["stack"] for row in stall["native"]}
+    assert "t_hold.so" in native[holder["tid"]]
+    assert stall["limit_s"] == 1 and stall["pool"] is None and stall["task"] is None
+    assert abs(stall["began"] - began) < 1 + SLOW
+
+    # Main, too, waits for the GIL: the asyncio loop is silent, which is another report.
+    gil, loop = over(h, "gil"), over(h, "asyncio")
+    for stall in (gil, loop):
+        assert 2 < stall["lag_s"] < 5 * SLOW and stall["ended"] > stall["began"]
+        assert stall["holder"]["site"] == "hold.hold"
+    assert loop["thread"] == "bulkheadd" and loop["tid"] == h.process.pid
+    for kind in ("gil", "asyncio"):
+        (line,), (end,) = logged(h, "stall", kind), logged(h, "stall over", kind)
+        assert line["level"] == "warning" and line["holder_site"] == "hold.hold" and line["holder_op"] == "hold"
+        assert line["holder_library"] == "t_hold.so" and int(line["waiters"]) >= 1
+        assert line["stall"] == end["stall"] and 2000 < int(end["lag_ms"]) < 5000 * SLOW
+    seen = h.get("/v1/stalls").json
+    assert seen["counts"] == {"gil": 1, "asyncio": 1, "control": 0, "task": 0}
+    assert seen["lags"]["gil"]["max_s"] > 2 and seen["lags"]["gil"]["max_at"] > began
+    assert seen["lags"]["gil"]["now_s"] < 2 and seen["lags"]["control"]["n"] > 10
+
+
+def test_cp3_async_code_that_sleeps_is_named_by_main(host):
+    h = host(HOLD, APP)
+    h.call("sleep", 2.5)
+    stall = over(h, "asyncio")
+    assert stall["holder"] is None, "a sleep holds no GIL"
+    assert 1 <= stall["lag_s"] < 2.5 + SLOW
+    assert stall["thread"] == "bulkheadd" and [row["tid"] for row in stall["native"]] == [h.process.pid]
+    assert not stalls(h, "gil")
+    if not stall["python"]:
+        pytest.skip("no Python stacks yet")
+    main = next(row for row in stall["python"] if row["tid"] == h.process.pid)
+    assert any("app.py:" in frame and "sleep" in frame for frame in main["frames"]), main
+
+
+def test_cp3_two_tasks_past_their_limit_are_two_stalls(host):
+    h = host(HOLD, APP)
+    h.call("naps", ms=[1000, 1500])
+
+    def both():
+        found = stalls(h, "task")
+        return len(found) == 2 and all(s["ended"] for s in found) and found
+
+    found = until(both, what="two episodes and their ends")
+    longer, shorter = sorted(found, key=lambda s: -s["lag_s"])
+    assert 1.3 < longer["lag_s"] < 1.5 + SLOW and 0.8 < shorter["lag_s"] < 1 + SLOW
+    assert longer["task"] != shorter["task"] and longer["thread"] != shorter["thread"]
+    for stall in found:
+        assert stall["pool"] == "count" and stall["op"] == "sleep" and stall["limit_s"] == 0.3
+        assert stall["thread"] in ("count/0", "count/1") and stall["holder"] is None
+        assert [row["tid"] for row in stall["native"]] == [stall["tid"]]
+    assert len(logged(h, "stall", "task")) == len(logged(h, "stall over", "task")) == 2
+    assert h.get("/v1/stalls").json["counts"]["task"] == 2
+
+
+def test_cp3_a_host_at_work_has_no_stalls(host):
+    """No false alarms: five seconds of load, some of it Python on two workers."""
+    h = host(HOLD + "[host]\nstall_after = 1s\n[python]\nstall_after = 2s\n[gil]\nstall_after = 2s\n", APP)
+    end = time.monotonic() + 5
+    callers = [threading.Thread(target=lambda: [h.call("work", 20) for _ in iter(lambda: time.monotonic() < end, False)])
+               for _ in range(2)]  # fmt: skip
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    seen = h.get("/v1/stalls").json
+    assert seen["counts"] == {"gil": 0, "asyncio": 0, "control": 0, "task": 0} and seen["stalls"] == []
+    assert seen["limits"] == {"gil_s": 2, "asyncio_s": 2, "control_s": 1}
+    for lag in seen["lags"].values():
+        assert lag["n"] >= 5 and 0 < lag["p50_s"] <= lag["p99_s"] and lag["p99_s"] < 2
+
+
+def test_cp3_limits_of_0_are_no_limits(host):
+    h = host(HOLD + "[host]\nstall_after = 0\n[python]\nstall_after = 0\n[gil]\nstall_after = 0\nprobe_interval = 0\n", APP)
+    h.call("sleep", 1.5)
+    seen = h.get("/v1/stalls").json
+    assert seen["stalls"] == [] and seen["lags"]["gil"]["n"] == 0
+    assert "bh-probe" not in h.threads().values()
+
+
+def test_cp3_a_host_stops_while_the_gil_is_held(host):
+    """The probe waits for the GIL then; it does not hold up the end."""
+    h = host(HOLD, APP)
+    h.call("hold", 1500)
+    until(lambda: any(t["thread"] == "bh-probe" and t["state"] == "waiting" for t in h.get("/v1/gil").json["threads"]),
+          what="the probe's wait")  # fmt: skip
+    assert h.stop() == 0
