@@ -488,8 +488,8 @@ static bool live_in_python(struct host *host)
 	}
 	bh_views_add(&host->views, "python", render_python, NULL);
 	if (bh_stalls_start(host->stalls, host->control, &err) < 0) {
-		bh_log_error(BH_LOG_WARNING, COMPONENT,
-			     "GIL use is not sampled, stalls are not reported", &err);
+		bh_log_error(BH_LOG_WARNING, COMPONENT, "GIL use is not watched, or not in full",
+			     &err);
 		bh_error_clear(&err);
 	}
 	bh_control_report(host->control, BH_MILESTONE_PYTHON_UP, NULL);

@@ -550,8 +550,8 @@ bh_status bh_stalls_start(struct bh_stalls *stalls, struct bh_control *control,
 		.arg = stalls,
 	};
 
-	st = bh_gil_probe_start((uint64_t)config->probe_interval_ns, err);
-	return st < 0 ? st : bh_watchdog_start(&watchdog, &stalls->watchdog, err);
+	st = bh_watchdog_start(&watchdog, &stalls->watchdog, err);
+	return st < 0 ? st : bh_gil_probe_start((uint64_t)config->probe_interval_ns, err);
 }
 
 void bh_stalls_loop_left(struct bh_stalls *stalls)

@@ -25,7 +25,8 @@ bh_status bh_stalls_new(const struct bh_stalls_config *config, struct bh_stalls 
 			struct bh_error *err) BH_MUST_CHECK;
 /* Only after a join that returned 0, and after the control loop has ended. */
 struct bh_stalls *bh_stalls_free(struct bh_stalls *stalls);
-/* The interpreter is up, main is about to serve its loop. From now on the GIL is sampled. */
+/* The interpreter is up, main is about to serve its loop. From now on the GIL is sampled and stalls
+ * are looked for; with an error only some of it happens, or none, and stop is called all the same. */
 bh_status bh_stalls_start(struct bh_stalls *stalls, struct bh_control *control,
 			  struct bh_error *err) BH_MUST_CHECK;
 /* Main has left its loop: it is asked no more. */
