@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/epoll.h>
 
 #include "host/core/log.h"
@@ -83,6 +84,13 @@ static PyObject *epoll_wait_off_gil(PyObject *Py_UNUSED(module), PyObject *args)
 	return event_list(events, n);
 }
 
+/* The loop is not the host's: it waits where it likes, and main's one scope lasts as long as it. */
+static PyObject *main_is_coarse(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	bh_gil_main_is_coarse();
+	Py_RETURN_NONE;
+}
+
 /* Resolves outcomes, all there are. */
 static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
@@ -95,12 +103,11 @@ static PyObject *release(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 	struct bh_python *python = bh_python_state();
 	bool switches = python->woken_at != BH_SITE_RELEASE;
+	bh_gil_site before = switches ? bh_gil_main_switch(BH_SITE_RELEASE) : BH_SITE_RELEASE;
 
-	if (switches)
-		bh_gil_main_switch(BH_SITE_RELEASE);
 	bh_postbox_deliver(&python->releases);
 	if (switches)
-		bh_gil_main_switch(python->woken_at);
+		bh_gil_main_switch(before == BH_GIL_SITE_NONE ? BH_SITE_DISPATCH : before);
 	Py_RETURN_NONE;
 }
 
@@ -129,6 +136,50 @@ static PyObject *switch_site(PyObject *Py_UNUSED(module), PyObject *number)
 	before = bh_gil_main_switch((bh_gil_site)site);
 	/* A way back always exists: what has no host site of its own is a wake-up like any. */
 	return PyLong_FromUnsignedLong(before < BH_GIL_HOST_SITES ? before : BH_SITE_DISPATCH);
+}
+
+/* ---- the books of the GIL -------------------------------------------------------------------- */
+
+/* GET /v1/gil as text. */
+static PyObject *gil_stats(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	json_t *stats = bh_gil_render(NULL);
+	char *text = stats ? json_dumps(stats, JSON_COMPACT) : NULL;
+	PyObject *result = text ? PyUnicode_FromString(text) : PyErr_NoMemory();
+
+	free(text);
+	json_decref(stats);
+	return result;
+}
+
+static PyObject *gil_unsanctioned(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	return PyLong_FromUnsignedLongLong(bh_gil_unsanctioned_count());
+}
+
+/* bulkhead.gil has seen to it that the loop runs here; main's scopes are main's alone. */
+static bool is_main(void)
+{
+	if (pthread_equal(pthread_self(), bh_python_state()->main_thread))
+		return true;
+	PyErr_SetString(PyExc_RuntimeError, "only on the host's main thread");
+	return false;
+}
+
+static PyObject *gil_reset_unsanctioned(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	if (!is_main())
+		return NULL;
+	bh_gil_reset_unsanctioned();
+	Py_RETURN_NONE;
+}
+
+static PyObject *gil_force_unsanctioned(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	if (!is_main())
+		return NULL;
+	bh_gil_force_unsanctioned();
+	Py_RETURN_NONE;
 }
 
 /* ---- the manifest ---------------------------------------------------------------------------- */
@@ -223,6 +274,11 @@ static PyMethodDef module_methods[] = {
 	{ "pool_labels", pool_labels, METH_NOARGS, NULL },
 	{ "log", log_line, METH_VARARGS, NULL },
 	{ "exit_asked", exit_asked, METH_VARARGS, NULL },
+	{ "main_is_coarse", main_is_coarse, METH_NOARGS, NULL },
+	{ "gil_stats", gil_stats, METH_NOARGS, NULL },
+	{ "gil_unsanctioned", gil_unsanctioned, METH_NOARGS, NULL },
+	{ "gil_reset_unsanctioned", gil_reset_unsanctioned, METH_NOARGS, NULL },
+	{ "gil_force_unsanctioned", gil_force_unsanctioned, METH_NOARGS, NULL },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -246,6 +302,7 @@ static int add_constants(PyObject *module)
 		{ "APP_START", BH_REQUEST_APP_START },
 		{ "APP_STOP", BH_REQUEST_APP_STOP },
 		{ "APP_CALL", BH_REQUEST_APP_CALL },
+		{ "SUPERVISE", BH_REQUEST_SUPERVISE },
 		{ "GIVE_UP", BH_REQUEST_GIVE_UP },
 		{ "LEAVE", BH_REQUEST_LEAVE },
 		{ "DEBUG", BH_LOG_DEBUG },

@@ -11,17 +11,22 @@
         async def add(self, a: int, b: int) -> int:
             return await self.stream.run(sum, [a, b], timeout=5)
 
+        async def supervise(self, event: bulkhead.Event):
+            ...                            # a stall, a pool that failed
+
         async def stop(self):
             ...
 
-`start` and `stop` may be left out, and may be plain functions. The package imports anywhere; what needs
+`start`, `supervise` and `stop` may be left out, and may be plain functions. The package imports anywhere; what needs
 the host raises NotInHost outside bulkheadd.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
+from . import gil
 from ._endpoint import endpoint
 from ._errors import (
     Abandoned,
@@ -46,6 +51,7 @@ __all__ = [
     "BulkheadError",
     "Cancelled",
     "Deadline",
+    "Event",
     "Forked",
     "Interrupted",
     "NotInHost",
@@ -56,6 +62,7 @@ __all__ = [
     "Task",
     "UnknownPool",
     "endpoint",
+    "gil",
     "pool",
 ]
 
@@ -69,3 +76,14 @@ class App:
 
     options: dict[str, str]
     """Its `option.KEY = value` lines, without the prefix."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Event:
+    """What the host tells an app's supervise()."""
+
+    kind: str
+    """"stall", "stall-over", "pool-failed"; more may come: leave alone what you do not know."""
+
+    facts: dict[str, Any]
+    """For the two of a stall the episode, as `GET /v1/stalls` has it; else what the host has to say."""

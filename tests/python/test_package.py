@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """The package outside the host: it imports, says clearly what it cannot do, and checks endpoints' arguments."""
 
+import dataclasses
 import inspect
 import json
 import os
@@ -15,7 +16,7 @@ PACKAGE_DIR = os.path.join(os.path.dirname(__file__), "..", "..", "python")
 sys.path.insert(0, PACKAGE_DIR)
 
 import bulkhead  # noqa: E402
-from bulkhead import _endpoint, _errors  # noqa: E402
+from bulkhead import _endpoint, _errors, gil  # noqa: E402
 
 
 def test_pool_outside_a_host_says_what_to_do():
@@ -38,6 +39,49 @@ def test_everything_public_is_listed_documented_and_annotated():
         assert inspect.getdoc(thing), name
     assert bulkhead.pool.__annotations__["return"] == "Pool"
     assert os.path.exists(os.path.join(PACKAGE_DIR, "bulkhead", "py.typed"))
+
+
+@pytest.mark.parametrize("name", ["stats", "unsanctioned", "reset_unsanctioned", "force_unsanctioned"])
+def test_the_gils_books_outside_a_host_say_what_to_do(name):
+    with pytest.raises(bulkhead.NotInHost) as caught:
+        getattr(gil, name)()
+    assert "bulkheadd" in str(caught.value) and name in caught.value.facts["asked"]
+
+
+def test_the_gils_books_are_documented_annotated_and_have_their_units_in_their_names():
+    for name in gil.__all__:
+        thing = getattr(gil, name)
+        assert inspect.getdoc(thing), name
+        if isinstance(thing, type):
+            for field in dataclasses.fields(thing):
+                assert field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+                if "float" in field.type:
+                    assert field.name.endswith(("_s", "_at")), field.name
+        else:
+            assert "return" in thing.__annotations__, name
+
+
+TOLD = {
+    "holder": {"thread": "hold/0", "tid": 7, "plane": "data", "label": "hold", "site": "hold.call", "since_s": None,
+               "shoe_size": 43},
+    "gate": "open", "unsanctioned": 2, "later": {},
+    "sites": [{"site": "hold.call", "policy": "data-only", "entries": 3, "wait_p99_s": 0.25, "wait_max_at": None,
+               "later": 1, "planes": {"data": {"entries": 3, "later": 1}}}],
+    "threads": [{"thread": "bulkheadd", "tid": 1, "state": "inside", "site": "host.dispatch", "coarse": True}],
+}  # fmt: skip
+
+
+def test_the_gils_books_take_what_they_know_and_leave_the_rest():
+    stats = gil._make_stats(TOLD)
+    assert stats.holder.tid == 7 and stats.holder.since_s is None and stats.holder.library is None
+    assert (stats.gate, stats.unsanctioned, stats.ledger, stats.parked) == ("open", 2, "full", 0)
+    site = stats.sites["hold.call"]
+    assert (site.entries, site.nested, site.wait_p99_s, site.inside_max_at) == (3, 0, 0.25, None)
+    assert site.planes == {"data": gil.Share(entries=3)}
+    assert stats.threads == (gil.Thread("bulkheadd", 1, state="inside", site="host.dispatch", coarse=True),)
+    assert gil._make_stats({}) == gil.Stats() and gil._make_stats({"holder": None}).holder is None
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.parked = 5
 
 
 @pytest.mark.parametrize("kind", sorted(_errors._KINDS))
@@ -131,8 +175,6 @@ def test_annotations_are_read_as_json(value, hint, fits):
 
 
 def test_results_are_what_json_can_express():
-    import dataclasses
-
     @dataclasses.dataclass
     class Line:
         text: str
