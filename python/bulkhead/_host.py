@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import collections
 import contextlib
+import copy
 import errno
+import functools
 import importlib
 import inspect
 import json
@@ -23,16 +26,17 @@ import threading
 import time
 import traceback
 from types import FrameType
-from typing import Any, Callable, Coroutine, Iterator, Optional
+from typing import Any, Awaitable, Callable, Coroutine, Iterator, Optional
 
 import _bulkhead
 
-from . import App
+from . import App, Event
 from . import _endpoint, _pool
 from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
 
 _QUICK_MAX = 20
 _LEFTOVERS_S = 1.0  # for what is ready to run before the loop is left, and for cancelled tasks to end
+_EVENTS_MAX = 256  # that wait for one app's supervise()
 _LATE_STOP_S = 0.2  # for a stop() that is over its time because another app kept main busy
 
 
@@ -143,6 +147,7 @@ class _AppRun:
         self.starting: Optional[asyncio.Task[Any]] = None
         self.started = False
         self.loaded = False
+        self.supervision = _Supervision(self)
 
     def load(self) -> None:
         module_name, _, path = self.spec.partition(":")
@@ -171,7 +176,80 @@ class _AppRun:
             await asyncio.wait([starting])
         if self.started:
             self.started = False
+            await self.supervision.end()
             await _call_life(getattr(self.object, "stop", None), self.info)
+
+
+class _Supervision:
+    """Tells one app of events, in their order and one at a time: a slow supervise() delays only its own app."""
+
+    def __init__(self, app: _AppRun) -> None:
+        self.app = app
+        self.waiting: collections.deque[Event] = collections.deque()
+        self.dropped = 0  # since the last time that none waited
+        self.running: Optional[asyncio.Task[None]] = None
+
+    def tell(self, event: Event) -> None:
+        if not self.app.started:
+            return
+        if len(self.waiting) == _EVENTS_MAX:
+            self.waiting.popleft()
+            self.dropped += 1
+            if self.dropped == 1:
+                _log(_bulkhead.WARNING, f"app {self.app.info.name}: its supervise() does not keep up, {_EVENTS_MAX} events "
+                                        "wait for it: the oldest are dropped")
+        self.waiting.append(event)
+        self.go_on()
+
+    def go_on(self) -> None:
+        while self.waiting and self.running is None:
+            self.call(self.waiting.popleft())
+        if not self.waiting:
+            self.dropped = 0
+
+    def call(self, event: Event) -> None:
+        try:
+            with _at_site(_bulkhead.SITE_SUPERVISE):
+                function = getattr(self.app.object, "supervise", None)
+                result = function(event) if function is not None else None
+        except BaseException as error:
+            self.raised(error, event)
+            return
+        if inspect.isawaitable(result):
+            self.running = asyncio.get_running_loop().create_task(self.follow(result, event))
+            self.running.add_done_callback(functools.partial(self.on_end, result))
+
+    async def follow(self, result: Awaitable[Any], event: Event) -> None:
+        try:
+            await result
+        except BaseException as error:
+            self.raised(error, event)
+
+    def on_end(self, result: Awaitable[Any], task: asyncio.Task[None]) -> None:
+        if inspect.iscoroutine(result):
+            result.close()  # it was cancelled before it had begun
+        self.running = None
+        self.go_on()
+
+    def raised(self, error: BaseException, event: Event) -> None:
+        name = self.app.info.name
+        if isinstance(error, SystemExit):
+            _bulkhead.exit_asked(_exit_status(error), name)
+        elif isinstance(error, asyncio.CancelledError) and not self.app.started:
+            _log(_bulkhead.WARNING, f"app {name}: its supervise() was cancelled at the stop (event {event.kind})")
+        else:
+            _log_exception(error, f"app {name} raised in supervise() (event {event.kind})")
+
+    async def end(self) -> None:
+        """The app is about to stop and is told of nothing more."""
+        self.waiting.clear()
+        if self.running is None:
+            return
+        self.running.cancel()
+        _, late = await asyncio.wait([self.running], timeout=_LEFTOVERS_S)
+        if late:
+            _log(_bulkhead.WARNING, f"app {self.app.info.name}: its supervise() did not end when it was cancelled; "
+                                    "stop() is called all the same")
 
 
 async def _call_life(function: Optional[Callable[..., Any]], info: App) -> None:
@@ -210,6 +288,7 @@ class _Main:
             _bulkhead.APP_START: lambda request: self.run(request, self.app_life(request, _AppRun.start)),
             _bulkhead.APP_STOP: lambda request: self.run(request, self.app_life(request, _AppRun.stop)),
             _bulkhead.APP_CALL: lambda request: self.run(request, self.app_call(request)),
+            _bulkhead.SUPERVISE: self.on_supervise,
             _bulkhead.GIVE_UP: self.on_give_up,
             _bulkhead.LEAVE: self.on_leave,
         }
@@ -239,6 +318,14 @@ class _Main:
                 request.fail(errno.EIO, "request.failed", _facts(error))
         elif not request.replied:  # it was cancelled before it had begun
             self.fail(request, self.apps[request.index], asyncio.CancelledError(), "was cancelled")
+
+    def on_supervise(self, request: Any) -> None:
+        """The control loop waits for nobody's supervise(): it has its reply at once."""
+        told = json.loads(request.body)
+        kind, stall = told.pop("kind"), told.get("stall")
+        request.ok()
+        for app in self.apps:  # each with facts of its own
+            app.supervision.tell(Event(kind, copy.deepcopy(stall if isinstance(stall, dict) else told)))
 
     def on_give_up(self, request: Any) -> None:
         for task, (asked, since) in list(self.running.items()):

@@ -52,6 +52,8 @@ class Probe:
         self.hold = bulkhead.pool("hold")
         self.types = bulkhead.pool("types")
         self.kept = []
+        self.told = []
+        self.release = asyncio.Event()
 
     @bulkhead.endpoint
     def identity(self):
@@ -458,6 +460,72 @@ class Probe:
         assert await lane.call(deadlock) == "task.deadlock"
         return "ok"
 
+    # -- the books of the GIL
+
+    @bulkhead.endpoint
+    async def gil_stats(self):
+        before = bulkhead.gil.stats()
+        assert await self.hold.call(time.sleep, 0.01) is None
+        stats = bulkhead.gil.stats()
+        assert isinstance(stats, bulkhead.gil.Stats) and stats.gate == "open" and stats.parked == 0
+        call = stats.sites["hold.call"]
+        entered = call.entries - (before.sites["hold.call"].entries if "hold.call" in before.sites else 0)
+        assert entered == 1 and call.policy == "data-only" and call.site == "hold.call", call
+        assert call.inside_s >= call.inside_max_s >= 0.01 and call.unsanctioned == 0, call
+        assert stats.holder.tid == os.getpid() and stats.holder.plane == "control", stats.holder
+        assert stats.holder.site in ("host.dispatch", "host.drain"), stats.holder
+        mine = [thread for thread in stats.threads if thread.tid == os.getpid()]
+        assert [thread.state for thread in mine] == ["inside"] and not mine[0].coarse, mine
+        on_worker = await self.hold.call(bulkhead.gil.stats)
+        assert on_worker.holder.site == "hold.call" and on_worker.holder.label == "hold", on_worker.holder
+        assert on_worker.holder.plane == "data"
+        return "ok"
+
+    @bulkhead.endpoint
+    async def unsanctioned(self):
+        assert bulkhead.gil.unsanctioned() == 0
+        for hook in (bulkhead.gil.force_unsanctioned, bulkhead.gil.reset_unsanctioned):
+            error = await raises_async(RuntimeError, self.hold.call(hook))
+            assert "inside its event loop" in str(error), error
+        assert bulkhead.gil.unsanctioned() == 0, "those did nothing"
+        bulkhead.gil.force_unsanctioned()
+        assert bulkhead.gil.unsanctioned() == bulkhead.gil.stats().unsanctioned == 1
+        assert await self.hold.call(bulkhead.gil.unsanctioned) == 1, "main goes on as before"
+        assert bulkhead.gil.stats().holder.site in ("host.dispatch", "host.drain")
+        bulkhead.gil.reset_unsanctioned()
+        assert bulkhead.gil.unsanctioned() == bulkhead.gil.stats().unsanctioned == 0
+        return "ok"
+
+    # -- what the host tells
+
+    async def supervise(self, event):
+        assert isinstance(event, bulkhead.Event), event
+        self.told.append(["begins", event.kind, event.facts])
+        if event.kind == "wait":
+            await self.release.wait()
+        if event.kind == "raise":
+            raise ValueError("supervise cannot cope")
+        if event.kind == "exit":
+            sys.exit(event.facts["status"])
+        self.told.append(["ends", event.kind])
+
+    @bulkhead.endpoint
+    async def was_told(self, n: int):
+        """The first `n` entries, once they are there."""
+        await until(lambda: len(self.told) >= n)
+        told, self.told[:] = self.told[:n], self.told[n:]
+        return told
+
+    @bulkhead.endpoint
+    async def let_supervise_go_on(self):
+        self.release.set()
+
+    @bulkhead.endpoint
+    async def plainly_told(self, n: int):
+        await until(lambda: len(PlainSupervisor.told) >= n)
+        told, PlainSupervisor.told[:] = PlainSupervisor.told[:n], PlainSupervisor.told[n:]
+        return told
+
     # -- the host around it
 
     @bulkhead.endpoint
@@ -606,6 +674,32 @@ class Plain:
 
     def stop(self):
         assert self.up
+
+
+class PlainSupervisor:
+    """supervise may be a plain function; what is not one is said, and harms nobody."""
+
+    told = []
+    kept = []
+
+    def supervise(self, event):
+        self.told.append([event.kind, bulkhead.gil.stats().holder.site])
+        if event.kind == "raise":
+            raise LookupError("plainly")
+        if event.kind == "hang":
+            event.facts["seen"] = True  # the facts are this app's own
+            self.kept.append("hang")
+            return self.hang()
+
+    async def hang(self):
+        try:
+            await asyncio.sleep(1e6)
+        except asyncio.CancelledError:
+            self.told.append(["cancelled", "" if self.kept == ["hang"] else "after stop"])
+            raise
+
+    def stop(self):
+        self.kept.append("stopped")
 
 
 class Leaves:

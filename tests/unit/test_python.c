@@ -11,6 +11,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <jansson.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -322,11 +323,23 @@ static void remove_dir(const char *path)
 }
 
 static const char *const app_objects[] = {
-	"probe_app:Probe",	 "no_such_module:App", "probe_app:NoSuchClass",
-	"probe_app:Broken",	 "bad_syntax:App",     "probe_app:BadStart",
-	"probe_app:NeverStarts", "probe_app:Plain",    "probe_app:Leaves",
+	"probe_app:Probe",	     "no_such_module:App", "probe_app:NoSuchClass",
+	"probe_app:Broken",	     "bad_syntax:App",	   "probe_app:BadStart",
+	"probe_app:NeverStarts",     "probe_app:Plain",	   "probe_app:Leaves",
+	"probe_app:PlainSupervisor",
 };
-enum { PROBE, NO_MODULE, NO_CLASS, BROKEN, BAD_SYNTAX, BAD_START, NEVER_STARTS, PLAIN, LEAVES };
+enum {
+	PROBE,
+	NO_MODULE,
+	NO_CLASS,
+	BROKEN,
+	BAD_SYNTAX,
+	BAD_START,
+	NEVER_STARTS,
+	PLAIN,
+	LEAVES,
+	PLAIN_SUPERVISOR
+};
 
 static void make_manifest(void)
 {
@@ -628,6 +641,106 @@ static void batches(void)
 	CU_ASSERT_FALSE(bh_gil_unsanctioned_count());
 }
 
+PROBE_TEST(gil_stats)
+PROBE_TEST(unsanctioned)
+
+/* ---- what the apps are told ------------------------------------------------------------------ */
+
+/* Posts it; the reply comes at once, whatever the apps do with it. */
+static bh_status tell(const char *json)
+{
+	struct bh_request *request = ask(BH_REQUEST_SUPERVISE, 0);
+	bh_status st = -ETIMEDOUT;
+
+	request->body = strdup(json);
+	request->body_len = strlen(json);
+	post(request);
+	if (await_reply(request)) {
+		st = request->status;
+		bh_request_free(request);
+	}
+	return st;
+}
+
+static void supervises(void)
+{
+	json_int_t entries;
+
+	NEED_HOST();
+	CU_ASSERT_EQUAL(do_request(BH_REQUEST_APP_LOAD, PLAIN_SUPERVISOR, NULL), 0);
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"early\"}"), 0);
+	CU_ASSERT_TRUE(call("was_told", "[2]", 200, "[[\"begins\", \"early\", {}], [\"ends\", "));
+	CU_ASSERT_EQUAL(do_request(BH_REQUEST_APP_START, PLAIN_SUPERVISOR, NULL), 0);
+	entries = entries_at("host.supervise");
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"stall\", \"stall\": {\"id\": 7, \"kind\": \"gil\"}}"),
+			0);
+	CU_ASSERT_EQUAL(
+		tell("{\"kind\": \"pool-failed\", \"pool\": \"p\", \"facts\": {\"a\": \"b\"}}"), 0);
+	/* Only the one that had started by then, at its site; each app has its own order. */
+	CU_ASSERT_TRUE(
+		call("plainly_told", "[2]", 200,
+		     "[[\"stall\", \"host.supervise\"], [\"pool-failed\", \"host.supervise\"]]"));
+	CU_ASSERT_EQUAL(entries_at("host.supervise"), entries + 4);
+	CU_ASSERT_TRUE(call(
+		"was_told", "[4]", 200,
+		"[[\"begins\", \"stall\", {\"id\": 7, \"kind\": \"gil\"}], [\"ends\", \"stall\"], "
+		"[\"begins\", \"pool-failed\", {\"pool\": \"p\", \"facts\": {\"a\": \"b\"}}], "));
+}
+
+/* A slow one keeps its own events waiting, and the other app's not; at most 256. */
+static void supervises_in_order(void)
+{
+	char event[64];
+
+	NEED_HOST();
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"wait\"}"), 0);
+	for (int i = 0; i < 300; i++) {
+		snprintf(event, sizeof(event), "{\"kind\": \"n\", \"i\": %d}", i);
+		CU_ASSERT_EQUAL(tell(event), 0);
+	}
+	CU_ASSERT_TRUE(call("plainly_told", "[301]", 200, "[[\"wait\", "));
+	CU_ASSERT_TRUE(call("was_told", "[1]", 200, "[[\"begins\", \"wait\", {}]]"));
+	CU_ASSERT_TRUE(call("let_supervise_go_on", "", 200, "null"));
+	CU_ASSERT_TRUE(call("was_told", "[3]", 200,
+			    "[[\"ends\", \"wait\"], [\"begins\", \"n\", {\"i\": 44}], "));
+	CU_ASSERT_TRUE(call("was_told", "[508]", 200, "{\"i\": 298}], [\"ends\", \"n\"]"));
+	CU_ASSERT_TRUE(call("was_told", "[2]", 200, "[[\"begins\", \"n\", {\"i\": 299}], "));
+}
+
+static void supervise_faults(void)
+{
+	unsigned exits = atomic_load_explicit(&host.exits, memory_order_acquire);
+
+	NEED_HOST();
+	CU_ASSERT_TRUE(tell("{") < 0);
+	CU_ASSERT_TRUE(tell("[]") < 0);
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"raise\"}"), 0);
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"exit\", \"status\": 9}"), 0);
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"after\"}"), 0);
+	CU_ASSERT_TRUE(
+		call("was_told", "[4]", 200,
+		     "[[\"begins\", \"raise\", {}], [\"begins\", \"exit\", {\"status\": 9}], "
+		     "[\"begins\", \"after\", {}], [\"ends\", \"after\"]]"));
+	CU_ASSERT_TRUE(call("plainly_told", "[3]", 200, "[\"after\", "));
+	CU_ASSERT_EQUAL(atomic_load_explicit(&host.exits, memory_order_acquire), exits + 1);
+	CU_ASSERT_EQUAL(atomic_load_explicit(&host.exit_status, memory_order_relaxed), 9);
+}
+
+/* What still runs is cancelled before stop(), and afterwards nothing is told. */
+static void supervise_ends(void)
+{
+	NEED_HOST();
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"hang\"}"), 0);
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"never\"}"), 0);
+	CU_ASSERT_TRUE(call("plainly_told", "[1]", 200, "[[\"hang\", "));
+	CU_ASSERT_TRUE(call("was_told", "[4]", 200, "[[\"begins\", \"hang\", {}], "));
+	CU_ASSERT_EQUAL(do_request(BH_REQUEST_APP_STOP, PLAIN_SUPERVISOR, NULL), 0);
+	CU_ASSERT_TRUE(call("plainly_told", "[1]", 200, "[[\"cancelled\", \"\"]]"));
+	CU_ASSERT_EQUAL(tell("{\"kind\": \"late\"}"), 0);
+	CU_ASSERT_TRUE(call("was_told", "[2]", 200, "[[\"begins\", \"late\", {}], "));
+	CU_ASSERT_TRUE(call("plainly_told", "[0]", 200, "[]"));
+}
+
 /* ---- what ends, and what does not -------------------------------------------------------------
  */
 
@@ -833,6 +946,14 @@ static const struct bh_test tests[] = {
 	{ "SUP-7: workers may wait for their own pool", inlined },
 	{ "EXIT-5: fork is refused with a reason, subprocess and spawn work", forks },
 	{ "CP-1: print goes to the log line by line", prints },
+	{ "bulkhead.gil.stats() is what the host's books say", gil_stats },
+	{ "GIL-4: a forced unsanctioned entry counts one, from the host's loop only",
+	  unsanctioned },
+	{ "the apps that have started are told of events, at host.supervise", supervises },
+	{ "a slow supervise() delays its own app only, and loses the oldest events past 256",
+	  supervises_in_order },
+	{ "what supervise() raises is logged, and SystemExit asks for the stop", supervise_faults },
+	{ "supervise() is cancelled before stop()", supervise_ends },
 	{ "SystemExit anywhere in an app asks for the stop and the loop goes on", system_exit },
 	{ "CP-2: an interrupt breaks what keeps main busy, and nothing else", interrupts },
 	{ "a call that is given up is cancelled", giving_up },
