@@ -130,6 +130,22 @@ bh_status bh_pyerror_raise_taken(struct bh_error *err, bh_status status, const c
 	return status;
 }
 
+void bh_pyerror_note(struct bh_error *err, PyObject *facts)
+{
+	PyObject *key, *value;
+	Py_ssize_t at = 0;
+
+	while (PyDict_Next(facts, &at, &key, &value)) {
+		const char *name = PyUnicode_Check(key) ? PyUnicode_AsUTF8(key) : NULL;
+		const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : NULL;
+
+		if (name && text)
+			bh_note(err, err->status, BH_STR(name, text));
+		else
+			PyErr_Clear();
+	}
+}
+
 /* One log line a line of text. */
 static void log_lines(PyObject *text)
 {

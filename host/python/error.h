@@ -18,6 +18,8 @@ bh_status bh_pyerror_raise(struct bh_error *err, bh_status status, const char *i
 			   PyObject *exception);
 /* As bh_pyerror_raise for the raised exception, which is dropped. */
 bh_status bh_pyerror_raise_taken(struct bh_error *err, bh_status status, const char *id);
+/* { key: text } as facts of `err`; what is not text is left out. */
+void bh_pyerror_note(struct bh_error *err, PyObject *facts);
 /* Writes the exception and its traceback to the log, a line each. */
 void bh_pyerror_log(PyObject *exception, const char *message);
 

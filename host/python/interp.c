@@ -169,14 +169,37 @@ static int insert_python_path(const struct bh_config *manifest)
 static int import_package(void)
 {
 	PyObject *errors = PyImport_ImportModule("bulkhead._errors");
-	PyObject *ready;
 
 	python.make_error = errors ? PyObject_GetAttrString(errors, "from_host") : NULL;
 	Py_XDECREF(errors);
 	python.host = python.make_error ? PyImport_ImportModule("bulkhead._host") : NULL;
-	ready = python.host ? PyObject_CallMethod(python.host, "prepare", NULL) : NULL;
-	Py_XDECREF(ready);
-	return ready ? 0 : -1;
+	return python.host ? 0 : -1;
+}
+
+static bh_status raise_package(struct bh_error *err)
+{
+	bh_pyerror_raise_taken(err, -EINVAL, "python.package");
+	return bh_note(err, -EINVAL, BH_STR("package_dir", python.config.package_dir));
+}
+
+/* The asyncio loop is made, by the manifest's callable if it names one. */
+static bh_status prepare_host(struct bh_error *err)
+{
+	const char *loop = python.config.config->python_loop;
+	PyObject *facts = PyObject_CallMethod(python.host, "prepare", "z", loop);
+	bh_status st = 0;
+
+	if (!facts)
+		return raise_package(err);
+	if (PyDict_Check(facts)) {
+		st = bh_raise(err, -EINVAL, "python.event_loop", BH_STR("section", "python"),
+			      BH_STR("key", "event_loop"), BH_STR("value", loop),
+			      BH_STR("accepted",
+				     "module:callable that returns an asyncio.AbstractEventLoop"));
+		bh_pyerror_note(err, facts);
+	}
+	Py_DECREF(facts);
+	return st;
 }
 
 static bh_status furnish(const struct bh_python_setup *setup, struct bh_error *err)
@@ -190,14 +213,14 @@ static bh_status furnish(const struct bh_python_setup *setup, struct bh_error *e
 	Py_XDECREF(native);			     /* sys.modules has it */
 	if (!native || insert_path(0, python.config.package_dir) < 0 || bh_writer_install() < 0)
 		return bh_pyerror_raise_taken(err, -EINVAL, "python.init");
-	if (import_package() < 0) {
-		bh_pyerror_raise_taken(err, -EINVAL, "python.package");
-		return bh_note(err, -EINVAL, BH_STR("package_dir", python.config.package_dir));
-	}
+	if (import_package() < 0)
+		return raise_package(err);
 	if (insert_python_path(python.config.config) < 0)
 		return bh_pyerror_raise_taken(err, -EINVAL, "python.init");
-	atomic_store(&python.interruptible, true); /* prepare() has installed the handler */
-	return 0;
+	st = prepare_host(err);
+	if (st == 0) /* prepare() has installed the handler */
+		atomic_store(&python.interruptible, true);
+	return st;
 }
 
 bh_status bh_python_start(const struct bh_python_config *config, struct bh_error *err)

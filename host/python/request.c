@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "host/gil/gil.h"
+#include "host/python/error.h"
 #include "host/python/state.h"
 
 struct request {
@@ -63,23 +64,6 @@ static PyObject *request_ok(PyObject *object, PyObject *Py_UNUSED(none))
 	Py_RETURN_NONE;
 }
 
-/* { key: text } as facts of `err`; what is not text is left out. */
-static void note_facts(struct bh_error *err, PyObject *facts)
-{
-	PyObject *key, *value;
-	Py_ssize_t at = 0;
-
-	while (PyDict_Next(facts, &at, &key, &value)) {
-		const char *name = PyUnicode_Check(key) ? PyUnicode_AsUTF8(key) : NULL;
-		const char *text = PyUnicode_Check(value) ? PyUnicode_AsUTF8(value) : NULL;
-
-		if (name && text)
-			bh_note(err, err->status, BH_STR(name, text));
-		else
-			PyErr_Clear();
-	}
-}
-
 /* fail(errno, id, facts) */
 static PyObject *request_fail(PyObject *object, PyObject *args)
 {
@@ -91,7 +75,7 @@ static PyObject *request_fail(PyObject *object, PyObject *args)
 	if (!request || !PyArg_ParseTuple(args, "isO!", &number, &id, &PyDict_Type, &facts))
 		return NULL;
 	request->status = bh_raise(&request->error, -number, id);
-	note_facts(&request->error, facts);
+	bh_pyerror_note(&request->error, facts);
 	answer_plainly(request);
 	reply(object);
 	Py_RETURN_NONE;

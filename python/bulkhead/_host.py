@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 import traceback
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Awaitable, Callable, Coroutine, Iterator, Optional
 
 import _bulkhead
@@ -37,6 +37,7 @@ from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
 _QUICK_MAX = 20
 _LEFTOVERS_S = 1.0  # for what is ready to run before the loop is left, and for cancelled tasks to end
 _EVENTS_MAX = 256  # that wait for one app's supervise()
+_TURNS = 100  # of another's loop, for what is ready to run before it is left
 _LATE_STOP_S = 0.2  # for a stop() that is over its time because another app kept main busy
 
 
@@ -82,6 +83,27 @@ class _Loop(asyncio.SelectorEventLoop):
                                     "out; stop() is called instead")
             return
         super().add_signal_handler(sig, callback, *args)
+
+
+def _make_loop(spec: Optional[str]) -> asyncio.AbstractEventLoop:
+    """The host's own, or what the manifest's `[python] event_loop = module:callable` gives."""
+    if spec is None:
+        return _Loop(_Selector())
+    loop = _find(spec)()
+    if not isinstance(loop, asyncio.AbstractEventLoop):
+        raise TypeError(f"it returned {loop!r}, which is no asyncio.AbstractEventLoop")
+    if loop.is_closed() or loop.is_running():
+        raise ValueError(f"it returned {loop!r}: a loop that is neither closed nor running is needed")
+    return loop
+
+
+def _find(spec: str) -> Any:
+    """What `module:attribute.attribute` names."""
+    module_name, _, path = spec.partition(":")
+    found: Any = importlib.import_module(module_name)
+    for attribute in path.split("."):
+        found = getattr(found, attribute)
+    return found
 
 
 @contextlib.contextmanager
@@ -150,10 +172,7 @@ class _AppRun:
         self.supervision = _Supervision(self)
 
     def load(self) -> None:
-        module_name, _, path = self.spec.partition(":")
-        found: Any = importlib.import_module(module_name)
-        for attribute in path.split("."):
-            found = getattr(found, attribute)
+        found = _find(self.spec)
         self.object = found() if isinstance(found, type) or inspect.isroutine(found) else found
         self.endpoints = _endpoint.collect(self.object)
         self.loaded = True
@@ -275,9 +294,10 @@ def _takes_an_argument(function: Callable[..., Any]) -> bool:
 class _Main:
     """The one object behind prepare(), serve() and end()."""
 
-    def __init__(self) -> None:
-        self.selector = _Selector()
-        self.loop = _Loop(self.selector)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        selector = getattr(loop, "_selector", None)
+        self.selector = selector if isinstance(selector, _Selector) else None  # None: another's loop, main is coarse
         self.apps = [_AppRun(*app) for app in _bulkhead.apps()]
         self.running: dict[asyncio.Task[None], tuple[Any, float]] = {}  # for which request, and since when
         self.leaving = False
@@ -342,8 +362,18 @@ class _Main:
         """Leaves when nothing is ready to run: whoever awaited an outcome gets to act on it."""
         self.leaving = True
         request.ok()
-        self.selector.on_idle = self.loop.stop
+        if self.selector is not None:
+            self.selector.on_idle = self.loop.stop
+        else:
+            self.loop.call_soon(self.leave_when_idle, _TURNS)
         self.leave_at_last = self.loop.call_later(_LEFTOVERS_S, self.loop.stop)
+
+    def leave_when_idle(self, turns: int) -> None:
+        """On another's loop, which does not say when it is idle: what is ready now has had its turns by then."""
+        if turns == 0:
+            self.loop.stop()
+        else:
+            self.loop.call_soon(self.leave_when_idle, turns - 1)
 
     # -- apps: load, start, stop
 
@@ -465,7 +495,8 @@ class _Main:
                     _log(_bulkhead.WARNING, "an app stopped the host's event loop; it goes on")
             if self.loop.is_closed():
                 raise RuntimeError("an app closed the host's event loop")
-        self.selector.on_idle = None
+        if self.selector is not None:
+            self.selector.on_idle = None
         if self.leave_at_last is not None:
             self.leave_at_last.cancel()
 
@@ -558,10 +589,19 @@ _INTERNAL = (os.path.dirname(os.__file__) + os.sep, os.path.dirname(__file__) + 
 _APPS = tuple(os.path.join(_INTERNAL[0], name) + os.sep for name in ("site-packages", "dist-packages"))
 
 
+_loop_code: set[CodeType] = set()  # another's event loop: wherever it lies, it is no app either
+
+
+def _know_loop(loop: asyncio.AbstractEventLoop) -> None:
+    for thing in (loop, getattr(loop, "_selector", None)):
+        for kind in type(thing).__mro__:
+            _loop_code.update(made.__code__ for made in vars(kind).values() if isinstance(made, FunctionType))
+
+
 def _runs_an_app(frame: Optional[FrameType]) -> bool:
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(_APPS) or not name.startswith(_INTERNAL):
+        if (name.startswith(_APPS) or not name.startswith(_INTERNAL)) and frame.f_code not in _loop_code:
             return True
         frame = frame.f_back
     return False
@@ -578,17 +618,27 @@ def _on_interrupt(number: int, frame: Optional[FrameType]) -> None:
 _main: Optional[_Main] = None
 
 
-def prepare() -> None:
-    """The interpreter is up."""
+def prepare(loop_spec: Optional[str]) -> Optional[dict[str, str]]:
+    """The interpreter is up. Returns the facts when the loop that the manifest asks for cannot be had."""
     global _main
-    _main = _Main()
+    try:
+        _main = _Main(_make_loop(loop_spec))
+        _main.loop.add_reader(_bulkhead.INBOX_FD, _main.on_inbox)
+        _main.loop.add_reader(_bulkhead.RETURNS_FD, _bulkhead.drain)
+        _main.loop.add_reader(_bulkhead.RELEASES_FD, _bulkhead.release)
+    except BaseException as error:
+        if loop_spec is None:
+            raise
+        _log_exception(error, f"[python] event_loop = {loop_spec} gave no event loop")
+        return _facts(error)
     asyncio.set_event_loop(_main.loop)
     _pool._set_host_loop(_main.loop)
-    _main.loop.add_reader(_bulkhead.INBOX_FD, _main.on_inbox)
-    _main.loop.add_reader(_bulkhead.RETURNS_FD, _bulkhead.drain)
-    _main.loop.add_reader(_bulkhead.RELEASES_FD, _bulkhead.release)
+    _know_loop(_main.loop)
+    if _main.selector is None:
+        _bulkhead.main_is_coarse()
     signal.signal(_bulkhead.INTERRUPT_SIGNAL, _on_interrupt)
     multiprocessing.set_start_method("spawn")  # os.fork is refused
+    return None
 
 
 def serve() -> None:
