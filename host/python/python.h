@@ -26,8 +26,8 @@ struct bh_python_config {
 };
 
 /* Checks home and venv, initializes (isolated, UTF-8), imports the package. On return main holds no
- * GIL. Errors: python.home, python.venv, python.init, python.version, python.package …; never ends
- * the process by itself. -EINVAL: the set-up is wrong (exit status 78). */
+ * GIL. Errors: python.home, python.venv, python.init, python.version, python.package,
+ * python.event_loop …; never ends the process by itself. -EINVAL: the set-up is wrong (exit status 78). */
 bh_status bh_python_start(const struct bh_python_config *config,
 			  struct bh_error *err) BH_MUST_CHECK;
 /* Runs the asyncio loop and serves the inbox until BH_REQUEST_LEAVE. */
