@@ -30,6 +30,9 @@ void bh_metrics_add(struct bh_metrics *metrics,
 /* The whole page, NUL-terminated, the caller's to free; NULL without memory. */
 char *bh_metrics_render(const struct bh_metrics *metrics, size_t *ret_length);
 
+/* Memory was refused to a render function: there will be no page, for half of one would be untrue. */
+void bh_metrics_fail(struct bh_metrics_text *text);
+
 enum bh_metric_type { BH_METRIC_COUNTER, BH_METRIC_GAUGE, BH_METRIC_HISTOGRAM };
 
 struct bh_metric_label {
@@ -43,7 +46,7 @@ void bh_metrics_family(struct bh_metrics_text *text, enum bh_metric_type type, c
 /* A sample of the present family. */
 void bh_metrics_sample(struct bh_metrics_text *text, const struct bh_metric_label *labels,
 		       size_t n_labels, double value);
-/* Buckets at the octaves' bounds (seconds), count and sum. */
+/* Buckets at the bounds of every second octave (seconds), count and sum. */
 void bh_metrics_histogram(struct bh_metrics_text *text, const struct bh_metric_label *labels,
 			  size_t n_labels, const struct bh_histogram_counts *counts, double sum_s);
 
