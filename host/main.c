@@ -19,10 +19,13 @@
 #include "host/core/fault.h"
 #include "host/core/identity.h"
 #include "host/core/log.h"
+#include "host/core/pool_metrics.h"
+#include "host/core/process_metrics.h"
 #include "host/core/stack.h"
 #include "host/gil/courier.h"
 #include "host/gil/frames.h"
 #include "host/gil/gil.h"
+#include "host/gil/metrics.h"
 #include "host/gil/probe.h"
 #include "host/plugin/boundary.h"
 #include "host/plugin/imports.h"
@@ -58,6 +61,7 @@ struct options {
 struct host {
 	struct bh_config *config;
 	struct bh_views views;
+	struct bh_metrics metrics;
 	struct bh_postbox inbox; /* main's */
 	struct bh_exit_registry *registry;
 	struct bh_exit_step stand_back, settle, last_rites;
@@ -277,6 +281,40 @@ static void exit_asked(int status, const char *app, void *arg)
 	bh_control_exit_asked(host->control, status, app);
 }
 
+static void render_pool_metrics(struct bh_metrics_text *text, void *arg)
+{
+	struct host *host = arg;
+	bh_auto_mem struct bh_pool **pools =
+		calloc(host->config->n_plugins + 1, sizeof(struct bh_pool *));
+	size_t n = 0;
+
+	for (size_t i = 0; pools && i < host->config->n_plugins; i++) {
+		struct bh_module *module =
+			atomic_load_explicit(&host->modules[i], memory_order_acquire);
+
+		if (module)
+			pools[n++] = bh_module_pool(module);
+	}
+	if (pools)
+		bh_pool_metrics_render(text, pools, n);
+	else
+		bh_metrics_fail(text);
+}
+
+static void render_build_metrics(struct bh_metrics_text *text, void *arg)
+{
+	const char *python = bh_python_version();
+	char number[32]; /* "3.11.2" of "3.11.2 (main, …)" */
+	const struct bh_metric_label labels[] = { { "version", PACKAGE_VERSION },
+						  { "python", number } };
+
+	(void)arg;
+	snprintf(number, sizeof(number), "%.*s", (int)strcspn(python, " "), python);
+	bh_metrics_family(text, BH_METRIC_GAUGE, "bulkhead_build_info",
+			  "1; its labels say which Bulkhead and which Python this is.");
+	bh_metrics_sample(text, labels, BH_ARRAY_LEN(labels), 1);
+}
+
 static json_t *render_pools(void *arg)
 {
 	struct host *host = arg;
@@ -356,6 +394,10 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 	bh_gil_set_unsanctioned((enum bh_gil_unsanctioned)host->config->unsanctioned);
 	bh_views_add(&host->views, "pools", render_pools, host);
 	bh_views_add(&host->views, "gil", bh_gil_render, NULL);
+	bh_metrics_add(&host->metrics, bh_gil_metrics_render, NULL);
+	bh_metrics_add(&host->metrics, render_pool_metrics, host);
+	bh_metrics_add(&host->metrics, bh_process_metrics_render, NULL);
+	bh_metrics_add(&host->metrics, render_build_metrics, NULL);
 	return st;
 }
 
@@ -366,6 +408,7 @@ static bh_status start_control(struct host *host, struct bh_error *err)
 		.socket_path = host->socket_path,
 		.version = PACKAGE_VERSION,
 		.views = &host->views,
+		.metrics = &host->metrics,
 		.registry = host->registry,
 		.main = &host->inbox,
 		.interrupt_main = bh_python_interrupt_main,

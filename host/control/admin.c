@@ -22,6 +22,7 @@
 #define COMPONENT "admin"
 #define JSON "application/json"
 #define TEXT "text/plain; charset=utf-8"
+#define METRICS "text/plain; version=0.0.4; charset=utf-8" /* Prometheus' */
 
 #define APPS "/v1/apps/"
 #define VIEWS "/v1/"
@@ -206,6 +207,19 @@ static void serve_status(struct bh_admin *admin, struct evhttp_request *http)
 	}
 	json_decref(conducted);
 	reply_json(admin, http, 200, status);
+}
+
+static void serve_metrics(struct bh_admin *admin, struct evhttp_request *http)
+{
+	static const struct bh_metrics none = { 0 };
+	const struct bh_metrics *metrics = admin->config.metrics;
+	size_t length = 0;
+	bh_auto_mem char *page = bh_metrics_render(metrics ? metrics : &none, &length);
+
+	if (page && !json_lacks_memory)
+		reply(admin, http, 200, METRICS, page, length);
+	else
+		reply_json(admin, http, 500, NULL);
 }
 
 static void serve_stop(struct bh_admin *admin, struct evhttp_request *http)
@@ -443,6 +457,7 @@ struct route {
 static const struct route routes[] = {
 	{ "/livez", EVHTTP_REQ_GET, serve_livez },
 	{ "/readyz", EVHTTP_REQ_GET, serve_readyz },
+	{ "/metrics", EVHTTP_REQ_GET, serve_metrics },
 	{ "/v1/status", EVHTTP_REQ_GET, serve_status },
 	{ "/v1/stop", EVHTTP_REQ_POST, serve_stop },
 };

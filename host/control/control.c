@@ -486,6 +486,7 @@ static bh_status make_admin(struct bh_control *control, struct bh_error *err)
 		.listener = control->listener,
 		.conductor = control->conductor,
 		.views = control->config.views,
+		.metrics = control->config.metrics,
 		.replies = &control->box,
 		.main = control->config.main,
 		.name = control->config.config->name,

@@ -10,6 +10,7 @@
 
 #include "host/core/clock.h"
 #include "host/core/exit.h"
+#include "host/core/metrics.h"
 #include "host/core/post.h"
 #include "host/core/view.h"
 #include "host/manifest/config.h"
@@ -22,6 +23,7 @@ struct bh_control_config {
 	const char *socket_path;
 	const char *version;
 	struct bh_views *views;		   /* borrowed */
+	const struct bh_metrics *metrics;  /* borrowed; NULL: none */
 	struct bh_exit_registry *registry; /* borrowed: pools in load order */
 	struct bh_postbox *main;	   /* main's inbox */
 	void (*interrupt_main)(void);	   /* any thread */
