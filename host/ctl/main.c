@@ -7,23 +7,31 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "host/ctl/client.h"
 #include "host/ctl/ctl.h"
 #include "host/ctl/find.h"
 #include "host/ctl/show.h"
+#include "host/ctl/watch.h"
 #include "host/manifest/option.h"
 
 #define QUERY_TIMEOUT_NS                                                                           \
 	(5 * BH_NS_PER_S) /* the host promises 250 ms (CP-1); the machine may be busy */
 #define STOP_TIMEOUT_NS (60 * BH_NS_PER_S)
 #define TIMEOUT_MAX_NS (1000 * 3600 * (int64_t)BH_NS_PER_S)
+#define WATCH_PRESET_NS BH_NS_PER_S
+#define WATCH_MIN_NS (100 * (int64_t)BH_NS_PER_MS)
+#define WATCH_MAX_NS (3600 * (int64_t)BH_NS_PER_S)
+#define CLEAR_SCREEN "\x1b[H\x1b[2J"
 
 struct arguments {
 	const char *socket, *name;
 	bool json;
 	bool has_timeout;
 	uint64_t timeout_ns;
+	bool threads, watch;
+	uint64_t watch_ns;
 	char **words; /* behind the command's own */
 	int n_words;
 };
@@ -36,6 +44,7 @@ struct command {
 	/* For the commands that only look. */
 	const char *path;
 	void (*show)(FILE *out, const json_t *reply);
+	bool may_watch; /* takes --threads and --watch */
 };
 
 /* ---- answers --------------------------------------------------------------------------------- */
@@ -47,25 +56,33 @@ static void body_print(const struct bh_reply *reply)
 		putchar('\n');
 }
 
-/* Asks and shows. In JSON the host's bytes are passed on, errors too, so that scripts see what
- * it said. */
-static enum bh_ctl_exit ask(const struct arguments *arguments, const char *socket, const char *path,
-			    const char *body, uint64_t timeout_ns,
-			    void (*show)(FILE *out, const json_t *reply))
+/* Asks; complains of a refusal by itself. There is a reply then, too, to be passed on in JSON. */
+static enum bh_ctl_exit ask(const char *socket, const char *path, const char *body,
+			    uint64_t timeout_ns, struct bh_reply *ret_reply, json_t **ret_json)
 {
-	struct bh_reply reply;
-	enum bh_ctl_exit result = bh_client_request(socket, path, body, timeout_ns, &reply);
-	json_t *json;
+	enum bh_ctl_exit result = bh_client_request(socket, path, body, timeout_ns, ret_reply);
 
 	if (result != BH_CTL_OK)
 		return result;
-	json = json_loadb(reply.body, reply.length, JSON_ALLOW_NUL, NULL);
-	if (reply.status >= 400) {
-		result = BH_CTL_REFUSED;
-		if (!bh_show_error(json))
-			bh_ctl_complain("the host answered with HTTP status %ld", reply.status);
-	}
-	if (arguments->json)
+	*ret_json = json_loadb(ret_reply->body, ret_reply->length, JSON_ALLOW_NUL, NULL);
+	if (ret_reply->status < 400)
+		return BH_CTL_OK;
+	if (!bh_show_error(*ret_json))
+		bh_ctl_complain("the host answered with HTTP status %ld", ret_reply->status);
+	return BH_CTL_REFUSED;
+}
+
+/* Asks and shows. In JSON the host's bytes are passed on, errors too, so that scripts see what
+ * it said. */
+static enum bh_ctl_exit ask_and_show(const struct arguments *arguments, const char *socket,
+				     const char *path, const char *body, uint64_t timeout_ns,
+				     void (*show)(FILE *out, const json_t *reply))
+{
+	struct bh_reply reply = { 0 };
+	json_t *json = NULL;
+	enum bh_ctl_exit result = ask(socket, path, body, timeout_ns, &reply, &json);
+
+	if (reply.body && arguments->json)
 		body_print(&reply);
 	else if (result == BH_CTL_OK && json && show)
 		show(stdout, json);
@@ -84,8 +101,8 @@ static uint64_t timeout_or(const struct arguments *arguments, uint64_t preset_ns
 static enum bh_ctl_exit run_look(const struct command *command, const struct arguments *arguments,
 				 const char *socket)
 {
-	return ask(arguments, socket, command->path, NULL, timeout_or(arguments, QUERY_TIMEOUT_NS),
-		   command->show);
+	return ask_and_show(arguments, socket, command->path, NULL,
+			    timeout_or(arguments, QUERY_TIMEOUT_NS), command->show);
 }
 
 static enum bh_ctl_exit run_call(const struct command *command, const struct arguments *arguments,
@@ -97,7 +114,7 @@ static enum bh_ctl_exit run_call(const struct command *command, const struct arg
 	bh_auto_mem char *path = NULL;
 
 	bh_ctl_must(asprintf(&path, "/v1/apps/%s/%s", app, endpoint) < 0 ? NULL : path);
-	return ask(arguments, socket, path, body, timeout_or(arguments, 0), command->show);
+	return ask_and_show(arguments, socket, path, body, timeout_or(arguments, 0), command->show);
 }
 
 static enum bh_ctl_exit run_stop(const struct command *command, const struct arguments *arguments,
@@ -108,23 +125,185 @@ static enum bh_ctl_exit run_stop(const struct command *command, const struct arg
 	struct bh_socket_mark mark;
 	bool marked =
 		bh_client_mark(socket, &mark); /* before it is told: afterwards it may be gone */
-	enum bh_ctl_exit result = ask(arguments, socket, "/v1/stop", "", timeout_ns, command->show);
+	enum bh_ctl_exit result =
+		ask_and_show(arguments, socket, "/v1/stop", "", timeout_ns, command->show);
 
 	if (result != BH_CTL_OK || !marked)
 		return result;
 	return bh_client_wait_gone(socket, &mark, until);
 }
 
+/* ---- gil ------------------------------------------------------------------------------------- */
+
+static void show_gil(FILE *out, const json_t *reply)
+{
+	bh_show_gil(out, reply, NULL, 0);
+}
+
+/* One look of a watch; `*before` is the look before and becomes this one. */
+static enum bh_ctl_exit gil_look(const struct arguments *arguments, const char *socket,
+				 const char *path, json_t **before, uint64_t *before_ns)
+{
+	struct bh_reply reply = { 0 };
+	json_t *json = NULL;
+	enum bh_ctl_exit result =
+		ask(socket, path, NULL, timeout_or(arguments, QUERY_TIMEOUT_NS), &reply, &json);
+	uint64_t now = bh_now_ns();
+	bool first = *before_ns == 0;
+
+	if (reply.body && arguments->json) {
+		body_print(&reply);
+	} else if (result == BH_CTL_OK) {
+		if (isatty(STDOUT_FILENO))
+			fputs(CLEAR_SCREEN, stdout);
+		else if (!first)
+			putchar('\n');
+		if (arguments->threads)
+			bh_show_gil_threads(stdout, json);
+		else
+			bh_show_gil(stdout, json, *before,
+				    (double)(now - *before_ns) / BH_NS_PER_S);
+	}
+	json_decref(*before);
+	*before = json;
+	*before_ns = now;
+	bh_reply_fini(&reply);
+	return result;
+}
+
+static enum bh_ctl_exit gil_watch(const struct arguments *arguments, const char *socket,
+				  const char *path)
+{
+	enum bh_ctl_exit result = bh_watch_begin();
+	uint64_t before_ns = 0;
+	json_t *before = NULL;
+
+	while (result == BH_CTL_OK) {
+		result = gil_look(arguments, socket, path, &before, &before_ns);
+		/* An output that fails is told by main(). */
+		if (fflush(stdout) != 0 || ferror(stdout) || !bh_watch_pause(arguments->watch_ns))
+			break;
+	}
+	json_decref(before);
+	return result;
+}
+
+static enum bh_ctl_exit run_gil(const struct command *command, const struct arguments *arguments,
+				const char *socket)
+{
+	if (arguments->watch)
+		return gil_watch(arguments, socket, command->path);
+	return ask_and_show(arguments, socket, command->path, NULL,
+			    timeout_or(arguments, QUERY_TIMEOUT_NS),
+			    arguments->threads ? bh_show_gil_threads : show_gil);
+}
+
+/* ---- stalls and metrics ---------------------------------------------------------------------- */
+
+static const json_t *stall_find(const json_t *reply, json_int_t id)
+{
+	const json_t *stalls = json_object_get(reply, "stalls"), *stall;
+	size_t i;
+
+	json_array_foreach(stalls, i, stall)
+	{
+		const json_t *has = json_object_get(stall, "id");
+
+		if (json_is_integer(has) && json_integer_value(has) == id)
+			return stall;
+	}
+	return NULL;
+}
+
+static enum bh_ctl_exit stall_show(const struct arguments *arguments, const json_t *reply,
+				   json_int_t id)
+{
+	const json_t *stall = stall_find(reply, id);
+
+	if (!stall) {
+		bh_ctl_complain("the host knows of no stall %s; it keeps the latest ones only",
+				arguments->words[0]);
+		return BH_CTL_REFUSED;
+	}
+	if (arguments->json) {
+		json_dumpf(stall, stdout, JSON_COMPACT);
+		putchar('\n');
+	} else {
+		bh_show_stall(stdout, stall);
+	}
+	return BH_CTL_OK;
+}
+
+static enum bh_ctl_exit run_stalls(const struct command *command, const struct arguments *arguments,
+				   const char *socket)
+{
+	struct bh_reply reply = { 0 };
+	enum bh_ctl_exit result;
+	json_t *json = NULL;
+	const char *word;
+
+	if (arguments->n_words == 0)
+		return run_look(command, arguments, socket);
+	word = arguments->words[0];
+	if (!*word || strspn(word, "0123456789") != strlen(word) || strlen(word) > 18) {
+		bh_ctl_complain("\"%s\" is no stall's number; \"bulkheadctl stalls\" lists them",
+				word);
+		return BH_CTL_USAGE;
+	}
+	result = ask(socket, command->path, NULL, timeout_or(arguments, QUERY_TIMEOUT_NS), &reply,
+		     &json);
+	if (result == BH_CTL_OK)
+		result = stall_show(arguments, json, (json_int_t)strtoll(word, NULL, 10));
+	else if (reply.body && arguments->json)
+		body_print(&reply);
+	json_decref(json);
+	bh_reply_fini(&reply);
+	return result;
+}
+
+/* Labels may hold what somebody named a library: a terminal gets no control characters. */
+static void page_print(char *page)
+{
+	char *save = NULL;
+
+	for (char *line = strtok_r(page, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+		bh_ctl_defuse(line);
+		puts(line);
+	}
+}
+
+static enum bh_ctl_exit run_metrics(const struct command *command,
+				    const struct arguments *arguments, const char *socket)
+{
+	struct bh_reply reply = { 0 };
+	json_t *json = NULL;
+	enum bh_ctl_exit result = ask(socket, command->path, NULL,
+				      timeout_or(arguments, QUERY_TIMEOUT_NS), &reply, &json);
+
+	if (reply.body && arguments->json)
+		body_print(&reply);
+	else if (result == BH_CTL_OK)
+		page_print(reply.body);
+	json_decref(json);
+	bh_reply_fini(&reply);
+	return result;
+}
+
 static const struct command commands[] = {
 	{ "status", "", "state of the host, its plugins and apps", 0, 0, run_look, "/v1/status",
-	  bh_show_status },
+	  bh_show_status, false },
 	{ "pools", "", "each pool's work: queued, running, done", 0, 0, run_look, "/v1/pools",
-	  bh_show_pools },
-	{ "gil", "", "who holds the GIL, and the account by site", 0, 0, run_look, "/v1/gil",
-	  bh_show_gil },
+	  bh_show_pools, false },
+	{ "gil", "", "who holds the GIL, and the account by site", 0, 0, run_gil, "/v1/gil", NULL,
+	  true },
+	{ "stalls", "[ID]", "what was stuck and why; one of them with its stacks", 0, 1, run_stalls,
+	  "/v1/stalls", bh_show_stalls, false },
+	{ "metrics", "", "the page that Prometheus reads", 0, 0, run_metrics, "/metrics", NULL,
+	  false },
 	{ "call", "APP ENDPOINT [JSON]", "call an app's endpoint: object of keywords or array", 2,
-	  3, run_call, NULL, bh_show_result },
-	{ "stop", "", "stop the host in order and wait for its end", 0, 0, run_stop, NULL, NULL },
+	  3, run_call, NULL, bh_show_result, false },
+	{ "stop", "", "stop the host in order and wait for its end", 0, 0, run_stop, NULL, NULL,
+	  false },
 };
 
 /* ---- the command line ------------------------------------------------------------------------ */
@@ -142,6 +321,9 @@ static void help_print(void)
 	     "  -j, --json               print the host's reply as it is\n"
 	     "  -t, --timeout TIME       give up after TIME (500ms, 10s, 2m; a plain number is\n"
 	     "                           seconds); preset: 5s, stop 60s, call waits for ever\n"
+	     "      --threads            gil: by thread instead of by site\n"
+	     "      --watch[=TIME]       gil: again every TIME (preset 1s), with what has come\n"
+	     "                           since, until Ctrl-C or the host's end\n"
 	     "  -h, --help               this text\n"
 	     "  -V, --version            the version\n"
 	     "\n"
@@ -159,13 +341,14 @@ static enum bh_ctl_exit usage(void)
 	return BH_CTL_USAGE;
 }
 
-static bool timeout_parse(const char *text, uint64_t *ret_ns)
+static bool duration_parse(const char *name, const char *text, int64_t min_ns, int64_t max_ns,
+			   uint64_t *ret_ns)
 {
-	static const struct bh_option duration = {
-		.name = "timeout",
+	const struct bh_option duration = {
+		.name = name,
 		.type = BH_OPT_DURATION,
-		.min = (int64_t)BH_NS_PER_MS,
-		.max = TIMEOUT_MAX_NS,
+		.min = min_ns,
+		.max = max_ns,
 	};
 	bool plain = *text && strspn(text, "0123456789") == strlen(text);
 	struct bh_option_value value;
@@ -174,7 +357,7 @@ static bool timeout_parse(const char *text, uint64_t *ret_ns)
 
 	bh_ctl_must(asprintf(&with_unit, "%s%s", text, plain ? "s" : "") < 0 ? NULL : with_unit);
 	if (bh_option_parse(&duration, with_unit, &value, &err) < 0) {
-		bh_ctl_complain("--timeout: \"%s\" %s; accepted: %s", text,
+		bh_ctl_complain("--%s: \"%s\" %s; accepted: %s", name, text,
 				bh_error_fact(&err, "reason"), bh_error_fact(&err, "accepted"));
 		return false;
 	}
@@ -186,11 +369,14 @@ static bool timeout_parse(const char *text, uint64_t *ret_ns)
 static bool options_read(int argc, char **argv, struct arguments *arguments,
 			 enum bh_ctl_exit *ret_exit)
 {
+	enum { OPTION_THREADS = 256, OPTION_WATCH };
 	static const struct option options[] = {
 		{ "socket", required_argument, NULL, 's' },
 		{ "host", required_argument, NULL, 'H' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "timeout", required_argument, NULL, 't' },
+		{ "threads", no_argument, NULL, OPTION_THREADS },
+		{ "watch", optional_argument, NULL, OPTION_WATCH },
 		{ "help", no_argument, NULL, 'h' },
 		{ "version", no_argument, NULL, 'V' },
 		{ NULL, 0, NULL, 0 },
@@ -209,9 +395,22 @@ static bool options_read(int argc, char **argv, struct arguments *arguments,
 			arguments->json = true;
 			break;
 		case 't':
-			arguments->has_timeout = timeout_parse(optarg, &arguments->timeout_ns);
+			arguments->has_timeout =
+				duration_parse("timeout", optarg, (int64_t)BH_NS_PER_MS,
+					       TIMEOUT_MAX_NS, &arguments->timeout_ns);
 			*ret_exit = BH_CTL_USAGE;
 			if (!arguments->has_timeout)
+				return false;
+			break;
+		case OPTION_THREADS:
+			arguments->threads = true;
+			break;
+		case OPTION_WATCH:
+			arguments->watch = true;
+			arguments->watch_ns = WATCH_PRESET_NS;
+			*ret_exit = BH_CTL_USAGE;
+			if (optarg && !duration_parse("watch", optarg, WATCH_MIN_NS, WATCH_MAX_NS,
+						      &arguments->watch_ns))
 				return false;
 			break;
 		case 'h':
@@ -262,6 +461,11 @@ static enum bh_ctl_exit command_run(const struct arguments *arguments, const cha
 	if (arguments->n_words < command->min_words || arguments->n_words > command->max_words) {
 		bh_ctl_complain("%s takes %s", command->name,
 				*command->words ? command->words : "no arguments");
+		return usage();
+	}
+	if ((arguments->threads || arguments->watch) && !command->may_watch) {
+		bh_ctl_complain("%s takes no --%s", command->name,
+				arguments->threads ? "threads" : "watch");
 		return usage();
 	}
 	result = bh_find_socket(arguments->socket, arguments->name, &socket);

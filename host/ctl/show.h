@@ -13,7 +13,14 @@
 
 void bh_show_status(FILE *out, const json_t *reply);
 void bh_show_pools(FILE *out, const json_t *reply);
-void bh_show_gil(FILE *out, const json_t *reply);
+/* By site, what held the GIL for longest first. `before` (NULL: none) is an answer of `elapsed_s`
+ * ago: rates and shares are then of that time. */
+void bh_show_gil(FILE *out, const json_t *reply, const json_t *before, double elapsed_s);
+void bh_show_gil_threads(FILE *out, const json_t *reply);
+/* All that are kept, in one line each. */
+void bh_show_stalls(FILE *out, const json_t *reply);
+/* One of them, with the stacks. */
+void bh_show_stall(FILE *out, const json_t *stall);
 /* What an endpoint returned, indented. */
 void bh_show_result(FILE *out, const json_t *reply);
 /* "code: message (key=value …)" of {"error": …}, on stderr; what the message says already is not said

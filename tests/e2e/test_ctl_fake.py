@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
+import signal
 import socket
 import socketserver
 import subprocess
@@ -135,17 +137,44 @@ POOLS = {"pools": [POOL, {**POOL, "label": "a-label-of-the-greatest-length0", "s
                           "cause": {"id": "cuda.sticky", "facts": {}, "text": "cuda.sticky: code=700"}}]}  # fmt: skip
 
 SITE = {"site": "host.dispatch", "policy": "control-allowed", "entries": 99, "nested": 0, "unsanctioned": 0,
-        "wait_s": 0.5, "wait_max_s": 0.00012, "inside_s": 83, "inside_max_s": 5e-6, "held_s": 1e5}  # fmt: skip
+        "wait_s": 0.5, "wait_count": 99, "wait_p50_s": 2e-6, "wait_p90_s": 5e-5, "wait_p99_s": 0.0012,
+        "wait_max_s": 0.5, "wait_max_at": 1700000000.5, "wait_max_thread": "bulkheadd", "inside_s": 83,
+        "inside_count": 99, "inside_p50_s": 1e-5, "inside_p90_s": 1e-5, "inside_p99_s": 1e-5, "inside_max_s": 5e-6,
+        "inside_max_at": None, "inside_max_thread": None, "held_s": 1.5, "planes": {}}  # fmt: skip
+OLD_SITE = {"site": "host.dispatch", "policy": "control-allowed", "entries": 99, "nested": 0, "unsanctioned": 0,
+            "wait_s": 0.5, "wait_max_s": 0.00012, "inside_s": 83, "inside_max_s": 5e-6, "held_s": 1e5}  # fmt: skip
 GIL = {
     "holder": {"thread": "stream/0", "tid": 77, "plane": "data", "label": "stream", "site": "stream.compute",
-               "since_s": 2.5},
-    "gate": "open", "unsanctioned": 1, "parked": 0, "sampled_s": 12.3,
-    "sites": [SITE, {**SITE, "site": "a-label-of-the-greatest-length0.compute", "policy": "data-only"}],
+               "since_s": 2.5, "library": "/usr/lib/libbig.so"},
+    "gate": "open", "ledger": "full", "unsanctioned": 1, "parked": 0, "sampled_s": 12.3,
+    "courier": {"queued": 3, "waiting_s": 0.5, "ran": 20, "inline": 4, "refused": 1},
+    "sites": [SITE, {**SITE, "site": "a-label-of-the-greatest-length0.compute", "policy": "data-only", "held_s": 7,
+                     "unsanctioned": 1}],
     "threads": [{"thread": "bulkheadd", "tid": 70, "plane": "control", "label": "python", "state": "waiting",
-                 "site": "host.dispatch", "since_s": 2.4}],
+                 "site": "host.dispatch", "since_s": 2.4, "coarse": False}],
 }  # fmt: skip
 
-QUERIES = [("status", STATUS), ("pools", POOLS), ("gil", GIL)]
+STALL = {
+    "id": 7, "kind": "gil", "began": 1700000000.25, "ended": 1700000003.25, "lag_s": 3.0, "limit_s": 1.0,
+    "pool": None, "thread": "bh-probe", "tid": 79, "op": None, "task": None,
+    "holder": {"thread": "hold/0", "tid": 77, "plane": "data", "label": "hold", "site": "hold.site", "since_s": 1.1,
+               "library": None, "pool": "hold", "op": "hold", "task": 4294967301},
+    "waiters": [{"thread": "bulkheadd", "tid": 70, "plane": "control", "label": "python", "site": "host.dispatch",
+                 "since_s": 1.05}],
+    "native": [{"thread": "hold/0", "tid": 77, "stack": "t_hold.so:burn+0x12 < bulkheadd:worker_run+0xa0"}],
+    "python": [{"tid": 70, "thread": "bulkheadd", "holds": False, "cut": True, "frames": ["/a/app.py:7 in search"]},
+               {"tid": 77, "thread": "hold/0", "holds": True, "cut": False, "frames": []}],
+}  # fmt: skip
+LAG = {"now_s": 0, "n": 50, "last_s": 2e-5, "p50_s": 2e-5, "p99_s": 0.003, "max_s": 3.0, "max_at": 1700000000.25}
+STALLS = {
+    "limits": {"gil_s": 1.0, "asyncio_s": 1.0, "control_s": 0.25},
+    "lags": {"gil": LAG, "asyncio": LAG, "control": {**LAG, "max_at": None}},
+    "counts": {"gil": 1, "asyncio": 0, "control": 0, "task": 1},
+    "stalls": [{**STALL, "id": 8, "kind": "task", "ended": None, "lag_s": 12.0, "pool": "stream", "thread": "stream/1",
+                "tid": 80, "op": "matvec-with-a-name-that-is-long-enough-to-be-cut", "task": 9, "holder": None}, STALL],
+}  # fmt: skip
+
+QUERIES = [("status", STATUS), ("pools", POOLS), ("gil", GIL), ("stalls", STALLS)]
 
 
 def narrow(text: str) -> bool:
@@ -187,16 +216,229 @@ def test_pools_show_counts_causes_and_running_tasks(scene):
     assert "stream: 1 cancelled, 0 past their deadline, 0 abandoned" in out
 
 
-def test_gil_shows_the_holder_sites_and_threads(scene):
+def test_gil_shows_the_holder_and_the_sites_by_what_they_held(scene):
     host = scene.host()
     host.answers["GET /v1/gil"] = (200, GIL)
-    out = scene.ctl("gil").stdout
-    assert "holder: stream/0 (tid 77, data stream) at stream.compute for 2.50s" in out
-    assert "gate open, 1 unsanctioned, 0 parked, sampled for 12.3s" in out
-    for word in ("500ms", "120us", "83.0s", "27h46m", "host.dispatch", "control python", "waiting"):
-        assert word in out, (word, out)
+    out = scene.ctl("gil", env={"TZ": "UTC"}).stdout
+    head, table = out.split("\n\n")
+    assert "holder: stream/0 (tid 77, data stream) at stream.compute for 2.50s, taken by" in head
+    assert "gate open, 1 unsanctioned, 0 parked, sampled for 12.3s, ledger full" in head
+    assert "courier: 20 ran, 4 inline, 3 queued, 1 refused" in head
+    titles, first, second, *notes = table.splitlines()
+    assert titles.split() == ["SITE", "POLICY", "ENTRIES", "WAIT50", "WAIT99", "WAITMAX", "INSIDE", "HELD", "SHARE"]
+    assert first.startswith("a-label-of-the") and first.split()[-2:] == ["7.00s", "56.9%"]
+    assert second.split() == ["host.dispatch", "control", "99", "2us", "1.2ms", "500ms", "83.0s", "1.50s", "12.2%"]
+    assert "a-label-of-the-greatest-length0.compute: 1 unsanctioned" in out
+    assert "longest wait: 500ms by bulkheadd at a-label-of-the" in out and "11-14 22:13:20" in out
+    assert not any("longest inside" in note for note in notes), "nobody knows whose that was"
+    assert "control python" not in out
     host.answers["GET /v1/gil"] = (200, {**GIL, "holder": None})
     assert "holder: nobody" in scene.ctl("gil").stdout
+
+
+def test_gil_of_an_older_host_shows_what_there_is(scene):
+    gil = {key: value for key, value in GIL.items() if key not in ("ledger", "courier")}
+    gil["sites"] = [OLD_SITE]
+    scene.host().answers["GET /v1/gil"] = (200, gil)
+    out = scene.ctl("gil").stdout
+    assert "sampled for 12.3s\n" in out and "courier" not in out and "longest" not in out
+    assert out.splitlines()[-1].split() == ["host.dispatch", "control", "99", "-", "-", "120us", "83.0s", "27h46m", ">999%"]
+
+
+def test_gil_by_thread(scene):
+    coarse = {**GIL["threads"][0], "thread": "other", "coarse": True}
+    scene.host().answers["GET /v1/gil"] = (200, {**GIL, "threads": [*GIL["threads"], coarse]})
+    out = scene.ctl("gil", "--threads").stdout
+    assert narrow(out) and "holder: stream/0" in out and "POLICY" not in out
+    lines = [line.split() for line in out.splitlines()]
+    assert ["bulkheadd", "70", "control", "python", "waiting", "2.40s", "host.dispatch"] in lines
+    assert ["other", "70", "control", "python", "waiting", "2.40s", "host.dispatch", "(coarse)"] in lines
+
+
+class Watch:
+    """`bulkheadctl gil --watch`, its output read as it comes."""
+
+    def __init__(self, scene, *args):
+        env = {"PATH": os.environ["PATH"], "RUNTIME_DIRECTORY": str(scene.dir)}
+        self.process = subprocess.Popen([program(), "gil", *args], env=env, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+    def line(self, word: str) -> str:
+        """The next line with `word` in it."""
+        for line in self.process.stdout:
+            if word in line:
+                return line
+        raise AssertionError(f"the output has ended without {word!r}: {self.process.stderr.read()}")
+
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=30 * SLOW)
+        return self.process.returncode, out, err
+
+
+@pytest.fixture
+def watch():
+    made = []
+
+    def start(*args):
+        made.append(Watch(*args))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.process.kill()
+        each.process.communicate()
+
+
+def test_gil_watch_shows_what_has_come_since_and_ends_by_ctrl_c(scene, watch):
+    host = scene.host()
+    looks = iter(range(100))
+
+    def growing():
+        i = next(looks)
+        site = {**SITE, "entries": 1000 * i, "held_s": 0.5 * i}
+        new = {**SITE, "site": "late.site", "entries": 7, "held_s": 3 * 0.25}
+        return 200, {**GIL, "sampled_s": 2.0 * i, "sites": [{**SITE, "site": "idle"}, site] + [new] * (i > 0)}
+
+    host.answers["GET /v1/gil"] = growing
+    run = watch(scene, "--watch=100ms")
+    assert "ENTRIES" in run.line("SITE"), "there is nothing to compare with yet"
+    assert "ENTRY/S" in run.line("SITE")
+    # A share of the time looked at, the greatest first; a new site has begun at nothing.
+    assert run.line("late.site").split()[-1] == "37.5%"
+    first = run.line("host.dispatch").split()
+    assert first[-1] == "25.0%" and 0 < float(first[2]) <= 10000, first
+    assert run.line("idle").split()[-1] == "0.0%"
+    run.line("SITE")
+    run.process.send_signal(signal.SIGINT)
+    status, out, err = run.end()
+    assert status == 0 and err == "" and "\x1b" not in out
+
+
+def test_gil_watch_of_a_host_that_was_started_anew_shows_no_nonsense(scene, watch):
+    counts = iter([100, 5] + [6] * 100)
+    scene.host().answers["GET /v1/gil"] = lambda: (200, {**GIL, "sites": [{**SITE, "entries": next(counts)}]})
+    run = watch(scene, "--watch=100ms")
+    run.line("SITE")
+    run.line("ENTRY/S")
+    row = run.line("host.dispatch").split()
+    assert row[2] == "-" and row[-1] == "-", row
+
+
+def test_gil_watch_ends_with_its_host(scene, watch):
+    host = scene.host()
+    host.answers["GET /v1/gil"] = (200, GIL)
+    run = watch(scene, "--watch=100ms")
+    run.line("ENTRY/S")
+    host.close()
+    status, _, err = run.end()
+    assert status == 2 and "is bulkheadd running?" in err
+
+
+def test_gil_watch_in_json_is_a_reply_a_line(scene, watch):
+    scene.host().answers["GET /v1/gil"] = (200, GIL)
+    run = watch(scene, "--json", "--watch=100ms", "--threads")
+    assert json.loads(run.line("{")) == GIL and json.loads(run.line("{")) == GIL
+
+
+def test_gil_watch_clears_a_terminal(scene):
+    scene.host().answers["GET /v1/gil"] = (200, GIL)
+    ours, theirs = pty.openpty()
+    env = {"PATH": os.environ["PATH"], "RUNTIME_DIRECTORY": str(scene.dir)}
+    with subprocess.Popen([program(), "gil", "--watch=100ms"], env=env, stdout=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        while shown.count(b"\x1b[H\x1b[2J") < 2:
+            shown += os.read(ours, 4096)
+        process.send_signal(signal.SIGINT)
+        while True:  # what it still writes, so that it is not held up
+            try:
+                if not os.read(ours, 4096):
+                    break
+            except OSError:
+                break
+        assert process.wait(30 * SLOW) == 0
+    os.close(ours)
+    assert shown.startswith(b"\x1b[H\x1b[2J")
+
+
+def test_gil_watch_that_is_refused_at_once_is_a_failure(scene):
+    scene.host().answers["GET /v1/gil"] = (503, {"error": {"code": "x", "message": "not yet", "facts": {}}})
+    done = scene.ctl("gil", "--watch")
+    assert done.returncode == 1 and "x: not yet" in done.stderr
+
+
+# ---- stalls and metrics
+
+
+def test_stalls_are_a_line_each(scene):
+    scene.host().answers["GET /v1/stalls"] = (200, STALLS)
+    out = scene.ctl("stalls", env={"TZ": "UTC"}).stdout
+    lags, episodes = (part.splitlines() for part in out.split("\n\n"))
+    assert lags[1].split() == ["gil", "0", "20us", "20us", "3.0ms", "3.00s", "11-14", "22:13:20", "1.00s", "1"]
+    assert lags[3].split() == ["control", "0", "20us", "20us", "3.0ms", "3.00s", "-", "250ms", "0"]
+    assert lags[4].split() == ["task", *["-"] * 7, "1"]
+    assert episodes[1].split()[:5] == ["8", "11-14", "22:13:20", "task", "12.0s"] and "on stream/1, op matvec" in episodes[1]
+    assert episodes[1].endswith("…")
+    assert episodes[2].split() == ["7", "11-14", "22:13:20", "gil", "3.00s", "hold/0", "at", "hold.site,", "op", "hold,",
+                                   "task", "4294967301"]  # fmt: skip
+    scene.hosts[0].answers["GET /v1/stalls"] = (200, {**STALLS, "stalls": []})
+    assert scene.ctl("stalls").stdout.endswith("\nno stalls\n")
+
+
+def test_one_stall_is_shown_with_its_stacks(scene):
+    scene.host().answers["GET /v1/stalls"] = (200, STALLS)
+    done = scene.ctl("stalls", "7", env={"TZ": "UTC"})
+    assert done.returncode == 0 and narrow(done.stdout)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "stall 7: gil, 2023-11-14 22:13:20 to 22:13:23, 3.00s (limit 1.00s)"
+    assert lines[1] == "stuck: bh-probe (tid 79)"
+    assert lines[2] == "the GIL was held by hold/0 (tid 77, data hold) at hold.site for 1.10s, pool"
+    assert lines[3] == "hold, op hold, task 4294967301"
+    rest = done.stdout.split("\n\n", 1)[1]
+    assert rest == (
+        "WAITING    TID  PLANE             FOR  SITE\n"
+        "bulkheadd   70  control python  1.05s  host.dispatch\n"
+        "\nnative stack of hold/0 (tid 77):\n  t_hold.so:burn+0x12\n  bulkheadd:worker_run+0xa0\n"
+        "\nPython stack of bulkheadd (tid 70):\n  /a/app.py:7 in search\n  …\n"
+        "\nPython stack of hold/0 (tid 77, holds the GIL):\n")
+    assert json.loads(scene.ctl("--json", "stalls", "7").stdout) == STALL
+    out = " ".join(scene.ctl("stalls", "8").stdout.split())
+    assert "until now" in out and "stuck: stream/1 (tid 80), pool stream, op matvec" in out
+    assert "the GIL was held by nobody" in out
+
+
+@pytest.mark.parametrize("stall", [{"id": 7}, {"id": 7, "holder": 3, "waiters": [1], "native": [{}], "python": [{"frames": 1}]}])
+def test_a_strange_stall_is_shown_as_far_as_it_goes(scene, stall):
+    scene.host().answers["GET /v1/stalls"] = (200, {"stalls": [None, stall]})
+    for args in (["stalls"], ["stalls", "7"]):
+        done = scene.ctl(*args)
+        assert done.returncode == 0 and done.stdout and "nan" not in done.stdout, done
+
+
+def test_a_stall_that_is_not_kept_is_told(scene):
+    scene.host().answers["GET /v1/stalls"] = (200, STALLS)
+    done = scene.ctl("stalls", "6")
+    assert done.returncode == 1 and "knows of no stall 6" in done.stderr and done.stdout == ""
+    done = scene.ctl("stalls", "last")
+    assert done.returncode == 64 and '"last" is no stall\'s number' in done.stderr and done.stdout == ""
+
+
+PAGE = '# HELP up Whether.\n# TYPE up gauge\nup{library="a"} 1\n'
+
+
+def test_metrics_prints_the_page(scene):
+    host = scene.host()
+    host.answers["GET /metrics"] = (200, PAGE.encode())
+    done = scene.ctl("metrics")
+    assert done.returncode == 0 and done.stdout == PAGE
+    host.answers["GET /metrics"] = (200, PAGE.replace("a", "a\x1b[2J").encode())
+    assert "\x1b" not in scene.ctl("metrics").stdout and "\x1b" in scene.ctl("--json", "metrics").stdout
+
+
+def test_metrics_of_a_host_without_them_is_refused(scene):
+    scene.host()
+    done = scene.ctl("metrics")
+    assert done.returncode == 1 and "no such path" in done.stderr and done.stdout == ""
 
 
 def test_gil_leaves_out_sites_that_nobody_has_come_by(scene):
@@ -438,6 +680,13 @@ def test_a_path_too_long_for_a_socket_is_refused(scene):
         (["-s", "a", "-H", "b", "status"], "give one"),
         (["-t", "soon", "status"], '"soon" is not a duration'),
         (["-t", "0", "status"], '"0" is out of range'),
+        (["gil", "--watch=soon"], '--watch: "soon" is not a duration'),
+        (["gil", "--watch=0"], '"0" is out of range'),
+        (["gil", "--watch", "2"], "gil takes no arguments"),
+        (["status", "--watch"], "status takes no --watch"),
+        (["pools", "--threads"], "pools takes no --threads"),
+        (["stalls", "1", "2"], "stalls takes [ID]"),
+        (["metrics", "x"], "metrics takes no arguments"),
     ],
 )
 def test_wrong_usage_is_64_and_says_why(scene, args, words):
