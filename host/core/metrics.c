@@ -16,39 +16,54 @@
 
 #define FIRST_ROOM 16384
 #define NAME_MAX_BYTES 96
-#define NUMBER_MAX_BYTES 48
+#define NUMBER_MAX_BYTES 32
+
+/* Every second octave: a page with a hundred histograms stays small, and whoever needs it finer has
+ * /v1/gil's quantiles. A duration of a bound's very nanosecond counts as longer. */
+#define BOUND_STEP (2 * BH_HISTOGRAM_STEPS)
+#define N_BOUNDS ((BH_HISTOGRAM_BUCKETS - 2) / BOUND_STEP + 1)
 
 struct bh_metrics_text {
 	char *bytes; /* owned */
 	size_t used, size;
 	bool failed; /* memory was refused once: then there is no page at all */
 	enum bh_metric_type type;
-	char name[NAME_MAX_BYTES]; /* of the present family, as its samples have it */
+	char name[NAME_MAX_BYTES];		 /* of the present family, as its samples have it */
+	char bounds[N_BOUNDS][NUMBER_MAX_BYTES]; /* of histograms; made at the first one */
 };
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-static void put_bytes(struct bh_metrics_text *text, const char *bytes, size_t length)
+/* Room for `length` bytes more, counted as used; NULL without memory. */
+static char *put_room(struct bh_metrics_text *text, size_t length)
 {
 	size_t size = text->size ? text->size : FIRST_ROOM;
 	char *grown;
 
 	if (text->failed)
-		return;
+		return NULL;
 	while (text->used + length + 1 > size)
 		size *= 2;
 	if (size != text->size) {
 		grown = realloc(text->bytes, size);
 		if (!grown) {
 			text->failed = true;
-			return;
+			return NULL;
 		}
 		text->bytes = grown;
 		text->size = size;
 	}
-	memcpy(text->bytes + text->used, bytes, length);
 	text->used += length;
 	text->bytes[text->used] = '\0';
+	return text->bytes + text->used - length;
+}
+
+static void put_bytes(struct bh_metrics_text *text, const char *bytes, size_t length)
+{
+	char *room = put_room(text, length);
+
+	if (room)
+		memcpy(room, bytes, length);
 }
 
 static void put(struct bh_metrics_text *text, const char *string)
@@ -84,12 +99,29 @@ static size_t character_length(const unsigned char *bytes)
 	return 0;
 }
 
+/* How many bytes from here on stand for themselves. */
+static size_t plain_length(const char *value)
+{
+	size_t n = 0;
+
+	while (value[n] >= ' ' && value[n] <= '~' && value[n] != '\\' && value[n] != '"')
+		n++;
+	return n;
+}
+
 /* A label's value: any text, as a scraper takes it. A library's file name may be any bytes; a page
  * with one that is no UTF-8 would be refused as a whole. */
 static void put_escaped(struct bh_metrics_text *text, const char *value, bool quotes)
 {
 	while (*value) {
+		size_t plain = plain_length(value);
 		size_t length = character_length((const unsigned char *)value);
+
+		if (plain) { /* as nearly all are */
+			put_bytes(text, value, plain);
+			value += plain;
+			continue;
+		}
 
 		if (*value == '\\')
 			put(text, "\\\\");
@@ -107,29 +139,48 @@ static void put_escaped(struct bh_metrics_text *text, const char *value, bool qu
 
 /* The format's point is a point, whatever locale an app has set: what is not of a number in C's
  * notation is the locale's decimal point, which may have several bytes. */
-static void put_number(struct bh_metrics_text *text, double value)
+static size_t real_print(char out[NUMBER_MAX_BYTES], double value)
 {
-	char printed[NUMBER_MAX_BYTES], number[NUMBER_MAX_BYTES];
+	char printed[NUMBER_MAX_BYTES];
 	size_t n = 0;
 
-	if (isnan(value)) {
-		put(text, "NaN");
-		return;
-	}
-	if (isinf(value)) {
-		put(text, value < 0 ? "-Inf" : "+Inf");
-		return;
-	}
-	/* A count to its last digit; a time in ns steps over more than a week. */
-	snprintf(printed, sizeof(printed),
-		 value == floor(value) && fabs(value) < 1e15 ? "%.0f" : "%.15g", value);
+	/* Times in ns steps over more than a week. */
+	snprintf(printed, sizeof(printed), "%.15g", value);
 	for (const char *p = printed; *p; p++) {
 		if (strchr("0123456789+-e", *p))
-			number[n++] = *p;
-		else if (n == 0 || number[n - 1] != '.')
-			number[n++] = '.';
+			out[n++] = *p;
+		else if (n == 0 || out[n - 1] != '.')
+			out[n++] = '.';
 	}
-	put_bytes(text, number, n);
+	return n;
+}
+
+/* Most of a page are counts: printf would take most of its time for them. */
+static size_t count_print(char out[NUMBER_MAX_BYTES], uint64_t value)
+{
+	char digits[NUMBER_MAX_BYTES];
+	size_t n = 0;
+
+	do
+		digits[n++] = (char)('0' + value % 10);
+	while (value /= 10);
+	for (size_t i = 0; i < n; i++)
+		out[i] = digits[n - 1 - i];
+	return n;
+}
+
+static void put_number(struct bh_metrics_text *text, double value)
+{
+	char number[NUMBER_MAX_BYTES];
+
+	if (isnan(value))
+		put(text, "NaN");
+	else if (isinf(value))
+		put(text, value < 0 ? "-Inf" : "+Inf");
+	else if (value >= 0 && value < 1e15 && value == floor(value))
+		put_bytes(text, number, count_print(number, (uint64_t)value));
+	else
+		put_bytes(text, number, real_print(number, value));
 }
 
 void bh_metrics_fail(struct bh_metrics_text *text)
@@ -172,68 +223,93 @@ void bh_metrics_family(struct bh_metrics_text *text, enum bh_metric_type type, c
 	put(text, "\n");
 }
 
-/* One line; `le` NULL: no bucket. */
-static void put_sample(struct bh_metrics_text *text, const char *suffix,
-		       const struct bh_metric_label *labels, size_t n_labels, const char *le,
-		       double value)
+/* "{a="…",b="…"", left open for one more; nothing without labels. */
+static void put_labels(struct bh_metrics_text *text, const struct bh_metric_label *labels,
+		       size_t n_labels)
 {
-	const char *separator = "{";
-
-	put(text, text->name);
-	put(text, suffix);
 	for (size_t i = 0; i < n_labels; i++) {
-		put(text, separator);
+		put(text, i ? "," : "{");
 		put(text, labels[i].name);
 		put(text, "=\"");
 		put_escaped(text, labels[i].value, true);
 		put(text, "\"");
-		separator = ",";
 	}
-	if (le) {
-		put(text, separator);
-		put(text, "le=\"");
-		put(text, le);
-		put(text, "\"");
-		separator = ",";
-	}
-	put(text, *separator == ',' ? "} " : " ");
+}
+
+static void put_value(struct bh_metrics_text *text, double value)
+{
+	put(text, " ");
 	put_number(text, value);
 	put(text, "\n");
+}
+
+static void put_sample(struct bh_metrics_text *text, const char *suffix,
+		       const struct bh_metric_label *labels, size_t n_labels, double value)
+{
+	put(text, text->name);
+	put(text, suffix);
+	put_labels(text, labels, n_labels);
+	put(text, n_labels ? "}" : "");
+	put_value(text, value);
 }
 
 void bh_metrics_sample(struct bh_metrics_text *text, const struct bh_metric_label *labels,
 		       size_t n_labels, double value)
 {
 	assert(text->type != BH_METRIC_HISTOGRAM);
-	put_sample(text, "", labels, n_labels, NULL, value);
+	put_sample(text, "", labels, n_labels, value);
 }
 
-/* Every second octave: a page with a hundred of these stays small, and whoever needs it finer has
- * /v1/gil's quantiles. A duration of a bound's very nanosecond counts as longer. */
-#define BOUND_STEP (2 * BH_HISTOGRAM_STEPS)
+static void bounds_make(struct bh_metrics_text *text)
+{
+	if (text->bounds[0][0])
+		return;
+	for (uint32_t i = 0; i < N_BOUNDS; i++) {
+		double bound_s = (double)bh_histogram_bound_ns(i * BOUND_STEP) / BH_NS_PER_S;
+
+		text->bounds[i][real_print(text->bounds[i], bound_s)] = '\0';
+	}
+}
+
+/* What all of a histogram's buckets begin with is made once, for the first, and copied for each of
+ * the others. */
+static void put_bucket(struct bh_metrics_text *text, const char *bound, size_t head,
+		       size_t head_length, uint64_t n)
+{
+	if (text->used != head + head_length) {
+		char *grown = put_room(text, head_length);
+
+		if (!grown)
+			return;
+		memcpy(grown, text->bytes + head, head_length);
+	}
+	put(text, bound);
+	put(text, "\"}");
+	put_value(text, (double)n);
+}
 
 void bh_metrics_histogram(struct bh_metrics_text *text, const struct bh_metric_label *labels,
 			  size_t n_labels, const struct bh_histogram_counts *counts, double sum_s)
 {
+	size_t head = text->used, head_length;
 	uint64_t seen = 0;
 
 	assert(text->type == BH_METRIC_HISTOGRAM);
+	bounds_make(text);
+	put(text, text->name);
+	put(text, "_bucket");
+	put_labels(text, labels, n_labels);
+	put(text, n_labels ? ",le=\"" : "{le=\"");
+	head_length = text->used - head;
 	for (uint32_t i = 0; i < BH_HISTOGRAM_BUCKETS; i++) {
-		struct bh_metrics_text bound = { 0 };
-		char bytes[NUMBER_MAX_BYTES];
-
 		seen += counts->buckets[i];
-		if (i % BOUND_STEP != 0 || i == BH_HISTOGRAM_BUCKETS - 1)
-			continue;
-		bound.bytes = bytes; /* room enough for a number: it is not grown */
-		bound.size = sizeof(bytes);
-		put_number(&bound, (double)bh_histogram_bound_ns(i) / BH_NS_PER_S);
-		put_sample(text, "_bucket", labels, n_labels, bytes, (double)seen);
+		if (i % BOUND_STEP == 0 && i / BOUND_STEP < N_BOUNDS)
+			put_bucket(text, text->bounds[i / BOUND_STEP], head, head_length, seen);
 	}
 	/* Not counts->n, which may be the caller's own idea: these three must agree. */
-	put_sample(text, "_bucket", labels, n_labels, "+Inf", (double)seen);
-	put_sample(text, "_sum", labels, n_labels, NULL, sum_s);
-	put_sample(text, "_count", labels, n_labels, NULL, (double)seen);
+	put_bucket(text, "+Inf", head, head_length, seen);
+	put_sample(text, "_sum", labels, n_labels, sum_s);
+	put_sample(text, "_count", labels, n_labels, (double)seen);
 }
 
 /* ---- the page -------------------------------------------------------------------------------- */
