@@ -33,7 +33,7 @@ struct bh_admin_config {
 	struct bh_listener *listener;
 	struct bh_conductor *conductor;
 	const struct bh_views *views;
-	const struct bh_metrics *metrics; /* NULL: an empty page */
+	const struct bh_metrics *metrics;
 	struct bh_postbox *replies; /* the loop's */
 	struct bh_postbox *main;    /* main's, to be told of calls that are given up */
 	const char *name, *version; /* of the host, for GET /v1/status */

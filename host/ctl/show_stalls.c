@@ -72,17 +72,19 @@ static void show_lags(FILE *out, const json_t *reply)
 	bh_columns_fini(&table);
 }
 
-/* Whoever held the GIL, and else what is stuck itself. The caller frees it. */
+/* "hold/0 at hold.hold: hold 5629": whoever held the GIL, and else what is stuck itself. The caller
+ * frees it. */
 static char *who_of(const json_t *stall)
 {
 	const json_t *holder = json_object_get(stall, "holder");
 	bool of_task = strcmp(bh_member_string(stall, "kind"), "task") == 0;
 	const json_t *who = json_is_object(holder) && !of_task ? holder : stall;
-	bh_auto_mem char *op = part_of(who, "op"), *task = part_of(who, "task");
-	const char *site = bh_member_has_string(who, "site") ? bh_member_string(who, "site") : NULL;
+	bool at = bh_member_has_string(who, "site"), runs = bh_member_has_string(who, "op");
 
-	return text_make("%s%s%s%s%s", bh_member_string(who, "thread"), site ? " at " : "",
-			 site ? site : "", op, task);
+	return text_make("%s%s%s%s%s%s%s", bh_member_string(who, "thread"), at ? " at " : "",
+			 at ? bh_member_string(who, "site") : "", runs ? ": " : "",
+			 runs ? bh_member_string(who, "op") : "", runs ? " " : "",
+			 runs ? bh_member_id(who, "task").bytes : "");
 }
 
 void bh_show_stalls(FILE *out, const json_t *reply)
