@@ -211,6 +211,8 @@ static void show_holder(FILE *out, const json_t *stall)
 		text = longer;
 	}
 	bh_columns_wrap(out, 0, "the GIL was held by %s", text);
+	if (json_is_true(json_object_get(holder, "changed")))
+		fputs("(no longer, when the stacks were taken)\n", out);
 }
 
 /* A task is stuck on a thread; of a loop only the thread may be known. */

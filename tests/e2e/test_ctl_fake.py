@@ -158,7 +158,8 @@ STALL = {
     "id": 7, "kind": "gil", "began": 1700000000.25, "ended": 1700000003.25, "lag_s": 3.0, "limit_s": 1.0,
     "pool": None, "thread": "bh-probe", "tid": 79, "op": None, "task": None,
     "holder": {"thread": "hold/0", "tid": 77, "plane": "data", "label": "hold", "site": "hold.site", "since_s": 1.1,
-               "library": None, "pool": "hold", "op": "hold", "task": 4294967301},
+               "library": None, "pool": "hold", "op": "hold", "task": 4294967301,
+               "changed": True},
     "waiters": [{"thread": "bulkheadd", "tid": 70, "plane": "control", "label": "python", "site": "host.dispatch",
                  "since_s": 1.05}],
     "native": [{"thread": "hold/0", "tid": 77, "stack": "t_hold.so:burn+0x12 < bulkheadd:worker_run+0xa0"}],
@@ -394,6 +395,7 @@ def test_one_stall_is_shown_with_its_stacks(scene):
     assert lines[1] == "stuck: bh-probe (tid 79)"
     assert lines[2] == "the GIL was held by hold/0 (tid 77, data hold) at hold.site for 1.10s, pool"
     assert lines[3] == "hold, op hold, task 4294967301"
+    assert lines[4] == "(no longer, when the stacks were taken)"
     rest = done.stdout.split("\n\n", 1)[1]
     assert rest == (
         "WAITING    TID  PLANE             FOR  SITE\n"
