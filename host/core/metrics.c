@@ -177,7 +177,7 @@ static void put_number(struct bh_metrics_text *text, double value)
 		put(text, "NaN");
 	else if (isinf(value))
 		put(text, value < 0 ? "-Inf" : "+Inf");
-	else if (value >= 0 && value < 1e15 && value == floor(value))
+	else if (value >= 0 && value < 1e15 && value == (double)(uint64_t)value)
 		put_bytes(text, number, count_print(number, (uint64_t)value));
 	else
 		put_bytes(text, number, real_print(number, value));
