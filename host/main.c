@@ -22,6 +22,7 @@
 #include "host/core/pool_metrics.h"
 #include "host/core/process_metrics.h"
 #include "host/core/stack.h"
+#include "host/core/stall_metrics.h"
 #include "host/gil/courier.h"
 #include "host/gil/frames.h"
 #include "host/gil/gil.h"
@@ -315,6 +316,18 @@ static void render_build_metrics(struct bh_metrics_text *text, void *arg)
 	bh_metrics_sample(text, labels, BH_ARRAY_LEN(labels), 1);
 }
 
+static void render_stall_metrics(struct bh_metrics_text *text, void *arg)
+{
+	const struct host *host = arg;
+	struct bh_stall_loop loops[] = { { .name = "asyncio" }, { .name = "control" } };
+	struct bh_stall_counts counts;
+
+	bh_stalls_count(host->stalls, &counts);
+	bh_stalls_lag(host->stalls, BH_STALL_ASYNCIO, &loops[0].lag, &loops[0].answers);
+	bh_stalls_lag(host->stalls, BH_STALL_CONTROL, &loops[1].lag, &loops[1].answers);
+	bh_stall_metrics_render(text, &counts, loops, BH_ARRAY_LEN(loops));
+}
+
 static json_t *render_pools(void *arg)
 {
 	struct host *host = arg;
@@ -398,6 +411,8 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 	bh_metrics_add(&host->metrics, render_pool_metrics, host);
 	bh_metrics_add(&host->metrics, bh_process_metrics_render, NULL);
 	bh_metrics_add(&host->metrics, render_build_metrics, NULL);
+	if (host->stalls)
+		bh_metrics_add(&host->metrics, render_stall_metrics, host);
 	return st;
 }
 
