@@ -161,7 +161,9 @@ static void entry_begin_outermost(struct bh_gil_thread *self, struct bh_gil_entr
 	/* Python's threads, and main before its first scope, do not come in by an attach: they come
 	 * back, and leave next by a detach that closes nothing. */
 	entry->kind =
-		caller->by_attach && (self->pythons || self->exempt) ? BH_GIL_BARE : BH_GIL_OPENS;
+		caller->by_attach && (self->pythons || (self->exempt && self->left_depth == 0))
+			? BH_GIL_BARE
+			: BH_GIL_OPENS;
 	if (caller->site != BH_GIL_SITE_NONE)
 		entry->account = caller->site;
 	else if (self->pythons || entry->kind == BH_GIL_BARE)

@@ -304,8 +304,9 @@ static bool is_sanctioned(const struct bh_gil_thread *self, uint32_t account)
 		return true;
 	if (account < BH_GIL_SITES_MAX)
 		return site_class(account).policy == BH_SITE_CONTROL_ALLOWED;
-	/* Main runs Python's own code outside of any scope while the interpreter comes and goes. */
-	return self->exempt;
+	/* Main runs Python's own code outside of any scope while the interpreter comes and goes. But
+	 * where it has left its scope it runs none: there a plugin is loaded, whose constructors run. */
+	return self->exempt && self->left_depth == 0;
 }
 
 static void report_unsanctioned(struct bh_gil_thread *self, uint32_t account,
