@@ -323,6 +323,10 @@ static void on_signal(evutil_socket_t fd, short what, void *arg)
 	(void)fd;
 	(void)what;
 	bh_signals_take(&counts);
+	if (counts.hangup)
+		bh_log(BH_LOG_WARNING, COMPONENT,
+		       "SIGHUP: the manifest is read at the start only; nothing is reloaded",
+		       BH_INT("signals", counts.hangup));
 	control->n_signals += counts.term + counts.interrupt;
 	if (control->n_signals == before)
 		return;

@@ -26,7 +26,13 @@ static int wake_fd = -1;	     /* I: after install */
 static pid_t owner;		     /* I: the process that installed */
 static _Atomic uint32_t n_term;	     /* A: relaxed; the eventfd's write and read order it */
 static _Atomic uint32_t n_interrupt; /* A: as n_term */
+static _Atomic uint32_t n_hangup;    /* A: as n_term */
 static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler may use only lock-free atomics");
+
+static _Atomic uint32_t *count_of(int number)
+{
+	return number == SIGTERM ? &n_term : number == SIGINT ? &n_interrupt : &n_hangup;
+}
 
 static void on_signal(int number)
 {
@@ -41,8 +47,7 @@ static void on_signal(int number)
 		errno = saved;
 		return;
 	}
-	atomic_fetch_add_explicit(number == SIGTERM ? &n_term : &n_interrupt, 1,
-				  memory_order_relaxed);
+	atomic_fetch_add_explicit(count_of(number), 1, memory_order_relaxed);
 	while (write(wake_fd, &one, sizeof(one)) < 0 && errno == EINTR)
 		; /* EAGAIN: the counter is full, hence readable, and nothing is lost */
 	errno = saved;
@@ -59,13 +64,15 @@ struct owned {
 	const char *name;
 	void (*want)(int number);
 	bool handler_tolerated;
+	bool ignoring_tolerated; /* also by who has started the host */
 };
 
 static const struct owned owned[] = {
-	{ SIGTERM, "SIGTERM", on_signal, false },
-	{ SIGINT, "SIGINT", on_signal, false },
-	{ SIGPIPE, "SIGPIPE", SIG_IGN, false },
-	{ SIGCHLD, "SIGCHLD", SIG_DFL, true }, /* asyncio's child watchers may have a handler */
+	{ SIGTERM, "SIGTERM", on_signal, false, false },
+	{ SIGINT, "SIGINT", on_signal, false, false },
+	{ SIGHUP, "SIGHUP", on_signal, true, true },
+	{ SIGPIPE, "SIGPIPE", SIG_IGN, false, false },
+	{ SIGCHLD, "SIGCHLD", SIG_DFL, true, false }, /* asyncio's child watchers may have a handler */
 };
 
 /* SA_SIGINFO puts its handler where sa_handler lies: compared as one, told apart by the flag. */
@@ -80,7 +87,9 @@ static bool is_as_wanted(const struct owned *row, const struct sigaction *now)
 
 	if (row->number == SIGCHLD && (now->sa_flags & SA_NOCLDWAIT))
 		return false;
-	if (row->handler_tolerated && handler != SIG_IGN)
+	if (handler == SIG_IGN)
+		return row->want == SIG_IGN || row->ignoring_tolerated;
+	if (handler != SIG_DFL && row->handler_tolerated)
 		return true;
 	return handler == row->want;
 }
@@ -127,11 +136,17 @@ bh_status bh_signals_install(struct bh_error *err)
 					BH_STR("reason", strerror(errno)));
 	}
 	owner = getpid();
-	for (size_t i = 0; i < BH_ARRAY_LEN(owned); i++)
+	for (size_t i = 0; i < BH_ARRAY_LEN(owned); i++) {
+		struct sigaction found;
+
+		if (owned[i].ignoring_tolerated && sigaction(owned[i].number, NULL, &found) == 0 &&
+		    handler_of(&found) == SIG_IGN)
+			continue;
 		if (put(&owned[i], NULL) < 0)
 			return bh_raise(err, -errno, "signals.install",
 					BH_STR("signal", owned[i].name),
 					BH_STR("reason", strerror(errno)));
+	}
 	return 0;
 }
 
@@ -149,6 +164,7 @@ void bh_signals_take(struct bh_signal_counts *ret_counts)
 		;
 	ret_counts->term = atomic_exchange_explicit(&n_term, 0, memory_order_relaxed);
 	ret_counts->interrupt = atomic_exchange_explicit(&n_interrupt, 0, memory_order_relaxed);
+	ret_counts->hangup = atomic_exchange_explicit(&n_hangup, 0, memory_order_relaxed);
 }
 
 unsigned bh_signals_check(void)

@@ -34,7 +34,7 @@ static void install(void)
 
 static void counts_what_comes(void)
 {
-	struct bh_signal_counts counts = { 7, 7 };
+	struct bh_signal_counts counts = { 7, 7, 7 };
 
 	install();
 	CU_ASSERT(!readable(0));
@@ -47,8 +47,13 @@ static void counts_what_comes(void)
 	CU_ASSERT(counts.interrupt >= 1 &&
 		  counts.interrupt <= 2); /* alike ones may merge in the kernel */
 	CU_ASSERT(!readable(0));
+	CU_ASSERT(counts.hangup == 0);
 	bh_signals_take(&counts);
 	CU_ASSERT(counts.term == 0 && counts.interrupt == 0);
+	kill(getpid(), SIGHUP);
+	CU_ASSERT(readable(10000));
+	bh_signals_take(&counts);
+	CU_ASSERT(counts.hangup == 1 && counts.term == 0 && counts.interrupt == 0);
 }
 
 static void keeps_what_came_before(void)
@@ -131,6 +136,27 @@ static void never_ignores_children(void)
 	signal(SIGCHLD, SIG_DFL);
 }
 
+static void hangup_never_ends_the_host(void)
+{
+	struct bh_signal_counts counts;
+
+	install();
+	signal(SIGHUP, SIG_DFL);
+	CU_ASSERT(bh_signals_check() == 1);
+	kill(getpid(), SIGHUP); /* would end the test if it were not restored */
+	CU_ASSERT(readable(10000));
+	signal(SIGHUP, foreign_handler); /* an app's own reload */
+	CU_ASSERT(bh_signals_check() == 0);
+	signal(SIGHUP, SIG_IGN);
+	CU_ASSERT(bh_signals_check() == 0);
+	CU_ASSERT(bh_signals_install(NULL) == 0); /* started by nohup: stays ignored */
+	CU_ASSERT(is_ignored(SIGHUP));
+	bh_signals_take(&counts);
+	CU_ASSERT(counts.hangup == 1);
+	signal(SIGHUP, SIG_DFL);
+	CU_ASSERT(bh_signals_install(NULL) == 0);
+}
+
 static void forked_child_ends_by_signal(void)
 {
 	struct bh_signal_counts counts;
@@ -182,6 +208,8 @@ static const struct bh_test tests[] = {
 	{ "no signal is blocked, SIGPIPE is ignored, SIGCHLD is not", blocks_nothing },
 	{ "a disposition that somebody changed is restored", restores_what_it_owns },
 	{ "SIGCHLD may have a handler, but is never ignored", never_ignores_children },
+	{ "SIGHUP may be an app's or ignored, but never ends the host",
+	  hangup_never_ends_the_host },
 	{ "EXIT-5: a forked child ends by SIGTERM and does not stop the host",
 	  forked_child_ends_by_signal },
 	{ "system calls go on after a signal", system_calls_are_restarted },
