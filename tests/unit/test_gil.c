@@ -526,6 +526,41 @@ static void gil8_kept_state(void)
 	bh_gil_main_leave();
 }
 
+static void come_and_go(struct job *job)
+{
+	struct bh_gil_scope scope;
+
+	CHILD_CHECK(bh_gil_worker_start(NULL) == 0);
+	CHILD_CHECK(bh_gil_enter(job->site, BH_HERE, &scope, NULL) == 0);
+	job->status = (bh_status)count_states();
+	bh_gil_leave(&scope);
+	bh_gil_worker_stop();
+}
+
+/* H05: pools are built and stopped again and again. */
+static void gil8_states_do_not_grow(void)
+{
+	long states;
+
+	bh_gil_main_enter(BH_SITE_TEST);
+	states = count_states();
+	bh_gil_main_leave();
+	for (int i = 0; i < 1000; i++) {
+		struct job job = { .run = come_and_go,
+				   .plane = BH_PLANE_DATA,
+				   .site = BH_SITE_TEST };
+
+		job_run(&job, "keeper");
+		if (job.status != states + 1) {
+			CU_ASSERT_EQUAL(job.status, states + 1);
+			break;
+		}
+	}
+	bh_gil_main_enter(BH_SITE_TEST);
+	CU_ASSERT_EQUAL(count_states(), states);
+	bh_gil_main_leave();
+}
+
 /* ---- children -------------------------------------------------------------------------------- */
 
 /* A fact of an error, "" where it has none. */
@@ -1071,6 +1106,8 @@ static const struct bh_test tests[] = {
 	{ "GIL-6: an extension's raw calls are seen", gil6_extensions_are_seen },
 	{ "GIL-6: a thread's row ends with it", gil6_rows_end_with_threads },
 	{ "GIL-8: a kept state keeps threading.local and leaves nothing behind", gil8_kept_state },
+	{ "GIL-8: a thousand workers that come and go leave as many states as there were",
+	  gil8_states_do_not_grow },
 	{ "EXIT-5: nobody inside in the parent holds up a forked child", exit5_forked },
 };
 
