@@ -44,8 +44,13 @@ static void one_round(struct foreign *f)
 {
 	pthread_mutex_lock(&f->mutex);
 	if (f->by_service) {
-		if (f->host->run_gil(f->ctx, 0, under_the_gil, f) < 0)
-			atomic_fetch_add(&f->refused, 1);
+		bh_status st = f->host->run_gil(f->ctx, 0, under_the_gil, f);
+
+		if (st < 0 && atomic_fetch_add(&f->refused, 1) == 0) {
+			const struct bh_fact fact = bh_fact_int("errno", -st);
+
+			f->host->log(f->ctx, BH_LOG_INFO, "t_foreign was refused", &fact, 1);
+		}
 	} else {
 		int state = f->ensure();
 
