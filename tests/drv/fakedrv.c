@@ -8,6 +8,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +36,22 @@ static struct {
 	.log_fd = -1,
 };
 
-static _Thread_local int current_device = -1;
+/* A key rather than _Thread_local: the leak checker of gcc 12 crashes on the dynamic thread-local storage
+ * of a thread that outlives main. */
+static pthread_key_t device_key; /* the device and 1; NULL: none */
+static pthread_once_t device_once = PTHREAD_ONCE_INIT;
+
+static void make_device_key(void)
+{
+	if (pthread_key_create(&device_key, NULL) != 0)
+		abort();
+}
+
+static int current_device(void)
+{
+	pthread_once(&device_once, make_device_key);
+	return (int)(intptr_t)pthread_getspecific(device_key) - 1;
+}
 
 /* One write a line, so that threads do not mix. */
 static int told(const char *name, int status)
@@ -46,7 +62,7 @@ static int told(const char *name, int status)
 	if (driver.log_fd < 0)
 		return status;
 	n = snprintf(line, sizeof(line), "%s thread=%d pid=%d device=%d status=%d\n", name,
-		     (int)gettid(), (int)getpid(), current_device, status);
+		     (int)gettid(), (int)getpid(), current_device(), status);
 	if (write(driver.log_fd, line, (size_t)n) != n)
 		abort(); /* the log is what the test looks at */
 	return status;
@@ -73,7 +89,7 @@ static int enter_on_device(void)
 {
 	int status = enter();
 
-	return status == FD_OK && current_device < 0 ? FD_NO_DEVICE : status;
+	return status == FD_OK && current_device() < 0 ? FD_NO_DEVICE : status;
 }
 
 static int leave(const char *name, int status)
@@ -154,8 +170,11 @@ int fd_set_device(int device)
 
 	if (status == FD_OK && (device < 0 || device >= FD_DEVICES))
 		status = FD_INVALID;
-	if (status == FD_OK)
-		current_device = device;
+	if (status == FD_OK) {
+		(void)current_device(); /* makes the key */
+		if (pthread_setspecific(device_key, (void *)(intptr_t)(device + 1)) != 0)
+			status = FD_MEMORY;
+	}
 	return leave("set_device", status);
 }
 
@@ -164,7 +183,7 @@ int fd_get_device(int *ret_device)
 	int status = enter_on_device();
 
 	if (status == FD_OK)
-		*ret_device = current_device;
+		*ret_device = current_device();
 	return leave("get_device", status);
 }
 
