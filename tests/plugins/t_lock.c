@@ -17,6 +17,7 @@ static struct lock {
 	const struct bh_services *host;
 	pthread_mutex_t mutex;
 	atomic_int n_takers; /* inside take(), waiting for the mutex or holding it */
+	atomic_int is_held;  /* by run_hold() */
 	int64_t n_taken;     /* under the mutex */
 	int64_t n_noted;     /* under the GIL */
 } lock = { .mutex = PTHREAD_MUTEX_INITIALIZER }; /* one in a process: take() has no state */
@@ -101,12 +102,24 @@ static bh_status run_hold(void *state, struct bh_task *task, const struct bh_val
 	(void)state;
 	(void)args;
 	pthread_mutex_lock(&lock.mutex);
+	atomic_store(&lock.is_held, 1);
 	while (atomic_load(&lock.n_takers) == 0 && !lock.host->cancelled(task))
 		nap(200);
 	if (!lock.host->cancelled(task))
 		st = lock.host->run_gil(lock.ctx, SITE_HOLD, note, NULL);
+	atomic_store(&lock.is_held, 0);
 	pthread_mutex_unlock(&lock.mutex);
 	return st;
+}
+
+static bh_status run_is_held(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct bh_value value = { .type = BH_TYPE_BOOL };
+
+	(void)state;
+	(void)args;
+	value.as.boolean = atomic_load(&lock.is_held);
+	return lock.host->result(task, &value);
 }
 
 static bh_status lock_open(struct bh_context *ctx, const struct bh_services *host, void **ret_state)
@@ -151,6 +164,10 @@ static const struct bh_op ops[] = {
 	  .run = run_rounds,
 	  .doc = "The mutex, then the GIL, n times." },
 	{ .name = "hold", .run = run_hold, .doc = "Waits for the GIL with the mutex held." },
+	{ .name = "is_held",
+	  .ret = "bool",
+	  .run = run_is_held,
+	  .doc = "Whether hold() has the mutex." },
 };
 
 BH_PLUGIN("t_lock", "1.0") = {
