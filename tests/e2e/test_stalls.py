@@ -155,8 +155,8 @@ def test_cp3_two_tasks_past_their_limit_are_two_stalls(host):
     assert longer["task"] != shorter["task"] and longer["thread"] != shorter["thread"]
     for stall in found:
         assert stall["pool"] == "count" and stall["op"] == "sleep" and stall["limit_s"] == 0.3
-        assert stall["thread"] in ("count/0", "count/1") and stall["holder"] is None
-        assert [row["tid"] for row in stall["native"]] == [stall["tid"]]
+        assert stall["thread"] in ("count/0", "count/1")
+        assert stall["tid"] in [row["tid"] for row in stall["native"]]  # beside whoever holds the GIL just then
     assert len(logged(h, "stall", "task")) == len(logged(h, "stall over", "task")) == 2
     assert h.get("/v1/stalls").json["counts"]["task"] == 2
 
