@@ -24,11 +24,14 @@
 #include "host/python/python.h"
 
 #define COMPONENT "watchdog"
-#define PULSE_NS (100 * BH_NS_PER_MS) /* as the probe's preset */
+#define PULSE_MIN_NS (100 * BH_NS_PER_MS) /* as the probe's preset */
+#define PULSE_MAX_NS BH_NS_PER_S
 #define STACK_NS (200 * BH_NS_PER_MS) /* for one native stack */
 #define FRAMES_KEPT 1000	      /* of all Python stacks of one report */
 #define LOG_STACKS 36		      /* lines for the Python stacks of one report */
-#define LOOP_GAUGES 3		      /* the GIL's, asyncio's and the control loop's */
+#define FREE_FOR_NS BH_NS_PER_S /* after which a GIL that nobody takes is sampled less often, */
+#define FREE_LEFT_OUT 4		/* namely at every fifth beat */
+#define LOOP_GAUGES 3		/* the GIL's, asyncio's and the control loop's */
 
 struct bh_stalls {
 	struct bh_stalls_config config; /* I */
@@ -39,6 +42,7 @@ struct bh_stalls {
 	struct bh_control *control; /* M: NULL once stop has been asked for: it goes soon */
 	struct bh_pulse asyncio, native;
 	struct bh_watchdog *watchdog; /* T: main */
+	uint64_t free_ns; /* T: watchdog; for how long samples have found the GIL free */
 	struct task_gauge {
 		struct bh_stalls *stalls;
 		size_t index; /* of the plugin */
@@ -47,25 +51,53 @@ struct bh_stalls {
 
 /* ---- gauges, on the watchdog ----------------------------------------------------------------- */
 
-static void sample(uint64_t elapsed_ns, void *arg)
+/* The wake-ups are what sampling costs, and an idle host should cost nothing. A share is as long as
+ * the time since the sample before, so the books stay right on average, only coarser for the first
+ * moment after a quiet time. */
+static uint32_t sample(uint64_t elapsed_ns, void *arg)
 {
-	(void)arg;
-	bh_gil_sample(elapsed_ns);
+	struct bh_stalls *stalls = arg;
+
+	stalls->free_ns = bh_gil_sample(elapsed_ns) ? 0 : stalls->free_ns + elapsed_ns;
+	return stalls->free_ns >= FREE_FOR_NS ? FREE_LEFT_OUT : 0;
 }
 
-/* While main imports, constructs and starts apps it is silent for good reasons. */
-static void pulse(uint64_t elapsed_ns, void *arg)
+static uint32_t pulse_control(uint64_t elapsed_ns, void *arg)
 {
 	struct bh_stalls *stalls = arg;
 
 	(void)elapsed_ns;
 	bh_mutex_lock(&stalls->lock);
-	if (stalls->control) {
+	if (stalls->control)
 		bh_pulse_ask(&stalls->native);
-		if (bh_control_has_started(stalls->control))
-			bh_pulse_ask(&stalls->asyncio);
-	}
 	bh_mutex_unlock(&stalls->lock);
+	return 0;
+}
+
+/* While main imports, constructs and starts apps it is silent for good reasons. */
+static uint32_t pulse_asyncio(uint64_t elapsed_ns, void *arg)
+{
+	struct bh_stalls *stalls = arg;
+
+	(void)elapsed_ns;
+	bh_mutex_lock(&stalls->lock);
+	if (stalls->control && bh_control_has_started(stalls->control))
+		bh_pulse_ask(&stalls->asyncio);
+	bh_mutex_unlock(&stalls->lock);
+	return 0;
+}
+
+/* Often enough to notice in time, and no oftener: each wakes a loop that may be idle. Without a
+ * limit of its own a loop's lag is still shown, as long as anything is looked at. */
+static uint64_t pulse_interval(int64_t limit_ns, bool any)
+{
+	uint64_t every = (uint64_t)limit_ns / 5;
+
+	if (!any)
+		return 0;
+	if (limit_ns == 0 || every > PULSE_MAX_NS)
+		return PULSE_MAX_NS;
+	return every < PULSE_MIN_NS ? PULSE_MIN_NS : every;
 }
 
 static uint32_t overdue(uint64_t since_ns, uint64_t before_ns, const char *thread, uint32_t tid,
@@ -527,18 +559,19 @@ bh_status bh_stalls_start(struct bh_stalls *stalls, struct bh_control *control,
 	const struct bh_config *config = stalls->config.config;
 	size_t n = LOOP_GAUGES + config->n_plugins;
 	bh_auto_mem struct bh_gauge *gauges = calloc(n, sizeof(*gauges));
-	uint64_t pulses;
 	bh_status st;
+	bool any;
 
 	bh_mutex_lock(&stalls->lock);
 	stalls->control = control;
 	bh_mutex_unlock(&stalls->lock);
 	if (!gauges)
 		return bh_raise(err, -ENOMEM, "stalls.alloc");
-	pulses = make_gauges(stalls, gauges) ? PULSE_NS : 0;
+	any = make_gauges(stalls, gauges);
 	const struct bh_beat beats[] = {
-		{ (uint64_t)config->sample_interval_ns, sample, NULL },
-		{ pulses, pulse, stalls },
+		{ (uint64_t)config->sample_interval_ns, sample, stalls },
+		{ pulse_interval(config->stall_after_ns, any), pulse_control, stalls },
+		{ pulse_interval(config->python_stall_after_ns, any), pulse_asyncio, stalls },
 	};
 	const struct bh_watchdog_config watchdog = {
 		.beats = beats,

@@ -101,7 +101,7 @@ static void sweep(struct bh_watchdog *watchdog)
 	}
 }
 
-static void look(uint64_t elapsed_ns, void *arg)
+static uint32_t look(uint64_t elapsed_ns, void *arg)
 {
 	struct bh_watchdog *watchdog = arg;
 
@@ -110,6 +110,7 @@ static void look(uint64_t elapsed_ns, void *arg)
 		if (watchdog->gauges[i].limit_ns > 0)
 			look_at(watchdog, &watchdog->gauges[i]);
 	sweep(watchdog);
+	return 0;
 }
 
 /* ---- the thread ------------------------------------------------------------------------------ */
@@ -139,12 +140,13 @@ static struct bh_deadline next_beat(const struct bh_watchdog *watchdog)
 static void beat_if_due(struct beat *beat)
 {
 	uint64_t now = bh_now_ns();
+	uint32_t left_out;
 
 	if (now < beat->next_ns)
 		return;
-	beat->beat.tick(now - beat->last_ns, beat->beat.arg);
+	left_out = beat->beat.tick(now - beat->last_ns, beat->beat.arg);
 	beat->last_ns = now;
-	beat->next_ns += beat->beat.interval_ns;
+	beat->next_ns += beat->beat.interval_ns * (1 + (uint64_t)left_out);
 	now = bh_now_ns();
 	if (beat->next_ns <= now) /* late: skip what was missed rather than catch up in a burst */
 		beat->next_ns = now + beat->beat.interval_ns;

@@ -17,10 +17,11 @@ struct bh_watchdog;
 
 /* Done every `interval_ns`; 0: never. `tick` is given the monotonic time since the call before (or
  * since the start), as it truly was: a late one makes up for what it missed in its number, not by
- * being called more often. */
+ * being called more often. It returns how many beats are to be left out before the next, 0 for
+ * none: a thread that has nothing to see need not wake up for it. */
 struct bh_beat {
 	uint64_t interval_ns;
-	void (*tick)(uint64_t elapsed_ns, void *arg);
+	uint32_t (*tick)(uint64_t elapsed_ns, void *arg);
 	void *arg;
 };
 

@@ -145,8 +145,9 @@ struct bh_gil_holder {
 
 /* The interpreter's own record, read without the GIL (GIL-6). */
 void bh_gil_holder_read(struct bh_gil_holder *ret_holder);
-/* One sample, by the watchdog every `elapsed_ns`: adds that share to the holder's site. */
-void bh_gil_sample(uint64_t elapsed_ns);
+/* One sample, by the watchdog every `elapsed_ns`: adds that share to the holder's site.
+ * False: nobody held it. */
+bool bh_gil_sample(uint64_t elapsed_ns);
 /* GET /v1/gil; any thread; never blocks. */
 json_t *bh_gil_render(void *arg);
 /* Its parts, for reports. Thread: any; never block. NULL without memory.

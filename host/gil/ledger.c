@@ -441,7 +441,7 @@ static void sighting_update(const struct holding *holding)
 	atomic_store(&sighting.tid, holding->tid);
 }
 
-void bh_gil_sample(uint64_t elapsed_ns)
+bool bh_gil_sample(uint64_t elapsed_ns)
 {
 	struct holding holding;
 	struct who who = { 0 };
@@ -450,12 +450,13 @@ void bh_gil_sample(uint64_t elapsed_ns)
 		atomic_fetch_add(&sighting.sampled_ns, elapsed_ns);
 	if (!holding_read(&holding)) {
 		atomic_store(&sighting.tid, 0);
-		return;
+		return false;
 	}
 	sighting_update(&holding);
 	if (holding.row)
 		row_read_who(holding.row, &who);
 	bh_gil_books_held(holding.account, who.identity.plane, elapsed_ns);
+	return true;
 }
 
 uint64_t bh_gil_sampled_ns(void)

@@ -24,14 +24,15 @@
 struct ticks {
 	_Atomic unsigned n;
 	_Atomic uint64_t elapsed_ns;
-	uint64_t work_ns; /* how long a tick takes */
-	unsigned wake_at; /* writes `fd` with this tick */
+	uint64_t work_ns;  /* how long a tick takes */
+	unsigned wake_at;  /* writes `fd` with this tick */
+	uint32_t left_out; /* what a tick returns */
 	int fd;
 	int hold_fd;	 /* -1, or waits until it is readable */
 	char thread[16]; /* valid once that tick is over */
 };
 
-static void on_tick(uint64_t elapsed_ns, void *arg)
+static uint32_t on_tick(uint64_t elapsed_ns, void *arg)
 {
 	struct ticks *ticks = arg;
 	struct pollfd held = { .fd = ticks->hold_fd, .events = POLLIN };
@@ -46,6 +47,7 @@ static void on_tick(uint64_t elapsed_ns, void *arg)
 		if (ticks->hold_fd >= 0)
 			poll(&held, 1, 20000);
 	}
+	return ticks->left_out;
 }
 
 /* One beat and no gauge. */
@@ -116,6 +118,27 @@ static void late_ticks_do_not_burst(void)
 	n = atomic_load(&ticks.n);
 	/* each takes 5 ms and has a pause of 1 ms before it */
 	CU_ASSERT(n <= took / (6 * MS));
+	CU_ASSERT(atomic_load(&ticks.elapsed_ns) <= took);
+	close(ticks.fd);
+}
+
+static void beats_are_left_out(void)
+{
+	struct bh_watchdog *watchdog = NULL;
+	uint64_t began = bh_now_ns(), took;
+	struct ticks ticks;
+	unsigned n;
+
+	ticks_init(&ticks, 5);
+	ticks.left_out = 4;
+	CU_ASSERT_FATAL(start(2 * MS, &ticks, &watchdog) == 0);
+	CU_ASSERT(wait_readable(ticks.fd));
+	bh_watchdog_stop(watchdog);
+	CU_ASSERT_FATAL(bh_watchdog_join(watchdog, AMPLE, NULL) == 0);
+	took = bh_now_ns() - began;
+	n = atomic_load(&ticks.n);
+	CU_ASSERT(n <= 1 + took / (5 * 2 * MS)); /* the first comes after one interval */
+	CU_ASSERT(atomic_load(&ticks.elapsed_ns) >= (1 + 4 * 5) * 2 * MS);
 	CU_ASSERT(atomic_load(&ticks.elapsed_ns) <= took);
 	close(ticks.fd);
 }
@@ -346,12 +369,13 @@ static void silent_post(struct bh_message *message, void *arg)
 	bh_postbox_post(&silent->box, message);
 }
 
-static void silent_ask(uint64_t elapsed_ns, void *arg)
+static uint32_t silent_ask(uint64_t elapsed_ns, void *arg)
 {
 	struct silent *silent = arg;
 
 	(void)elapsed_ns;
 	bh_pulse_ask(&silent->pulse);
+	return 0;
 }
 
 static uint32_t silent_look(uint64_t before_ns, struct bh_stall_subject *ret, void *arg)
@@ -418,6 +442,8 @@ static void a_silent_loop_is_a_stall(void)
 static const struct bh_test tests[] = {
 	{ "GIL-6: the watchdog ticks at its pace until it is stopped", ticks_until_stopped },
 	{ "GIL-6: a watchdog that is late does not catch up in a burst", late_ticks_do_not_burst },
+	{ "GIL-6: beats that a tick leaves out do not wake the watchdog, and count as elapsed",
+	  beats_are_left_out },
 	{ "an interval of 0 is a watchdog that is off", zero_is_off },
 	{ "CP-2: a stop does not wait for the interval", stop_does_not_wait_for_the_interval },
 	{ "SUP-9: a join during a tick that hangs times out, and can be asked again",
