@@ -137,3 +137,47 @@ size_t bh_line_end(struct bh_line *line)
 	}
 	return line->used;
 }
+
+/* Bytes of the sequence that begins with `lead`, 0 for a byte that begins none; `ret_low` and
+ * `ret_high` bound the second byte, which is where overlong forms, surrogates and too large numbers
+ * show. */
+static size_t utf8_sequence(unsigned char lead, unsigned char *ret_low, unsigned char *ret_high)
+{
+	*ret_low = 0x80;
+	*ret_high = 0xbf;
+	if (lead < 0x80)
+		return 1;
+	if (lead >= 0xc2 && lead <= 0xdf)
+		return 2;
+	if (lead >= 0xe0 && lead <= 0xef) {
+		*ret_low = lead == 0xe0 ? 0xa0 : 0x80;
+		*ret_high = lead == 0xed ? 0x9f : 0xbf;
+		return 3;
+	}
+	if (lead >= 0xf0 && lead <= 0xf4) {
+		*ret_low = lead == 0xf0 ? 0x90 : 0x80;
+		*ret_high = lead == 0xf4 ? 0x8f : 0xbf;
+		return 4;
+	}
+	return 0;
+}
+
+bool bh_utf8_valid(const char *text, size_t length)
+{
+	const unsigned char *p = (const unsigned char *)text, *end = p + length;
+
+	while (p < end) {
+		unsigned char low, high;
+		size_t n = utf8_sequence(*p, &low, &high);
+
+		if (n == 0 || n > (size_t)(end - p))
+			return false;
+		if (n > 1 && (p[1] < low || p[1] > high))
+			return false;
+		for (size_t i = 2; i < n; i++)
+			if ((p[i] & 0xc0) != 0x80)
+				return false;
+		p += n;
+	}
+	return true;
+}

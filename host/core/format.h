@@ -31,6 +31,9 @@ size_t bh_line_end(struct bh_line *line);
 /* The longest prefix of `text` that has at most `max` bytes and splits no UTF-8 character. */
 size_t bh_text_prefix(const char *text, size_t length, size_t max);
 
+/* `length` bytes of well-formed UTF-8: no overlong form, no surrogate, nothing past U+10FFFF. */
+bool bh_utf8_valid(const char *text, size_t length);
+
 #define BH_ELLIPSIS "\xe2\x80\xa6" /* … in UTF-8 */
 
 #endif

@@ -145,7 +145,10 @@ _Noreturn void bh_gil_park(struct bh_gil_thread *self, const void *caller)
 /* Most threads come from one place all the time. */
 static uint32_t raw_account(struct bh_gil_thread *self, const void *caller)
 {
-	if (self->raw_caller != caller) {
+	uint32_t unloads = atomic_load_explicit(&bh_gil_unloads, memory_order_relaxed);
+
+	if (self->raw_caller != caller || self->raw_unloads != unloads) {
+		self->raw_unloads = unloads;
 		self->raw_account = bh_gil_account_raw(caller);
 		self->raw_caller = caller;
 	}

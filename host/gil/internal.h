@@ -34,7 +34,8 @@ struct bh_gil_thread {
 	uint64_t since_ns;	/* when the outermost scope got in */
 	uint32_t account;	/* the outermost scope's (GIL-1); valid while depth > 0 */
 	uint32_t raw_account;	/* what its last raw call was booked under, */
-	const void *raw_caller; /* and where that came from */
+	const void *raw_caller; /* and where that came from, */
+	uint32_t raw_unloads;	/* and bh_gil_unloads at that time */
 	uint32_t depth;		/* open scopes, the outermost first */
 	uint32_t left_depth; /* main, between its leave and its enter: the depth to come back to */
 	enum bh_plane plane; /* as far as known: a thread is tagged at most once (RI-2) */
@@ -99,6 +100,9 @@ void bh_gil_gate_forget(struct bh_gil_thread *self);
  */
 
 bh_status bh_gil_real_init(struct bh_error *err) BH_MUST_CHECK;
+/* How often a library was closed: an address may be another library's since. A: relaxed; whoever
+ * calls from a new library was handed its address by a thread that had seen the old one close. */
+extern _Atomic uint32_t bh_gil_unloads;
 uint32_t bh_gil_real_ensure(void);
 void bh_gil_real_release(uint32_t state);
 void bh_gil_real_restore(struct _ts *state);

@@ -40,6 +40,7 @@ static struct {
 	void (*delete_current)(void);
 	PyThreadState *(*swap)(PyThreadState *state);
 	void (*thread_exit)(void *value) __attribute__((noreturn));
+	int (*close_library)(void *handle);
 } real;
 
 /* In the same order; what ELF order must give to everybody is `ours`. */
@@ -60,7 +61,10 @@ static const struct {
 	  (void *)PyThreadState_DeleteCurrent },
 	{ "PyThreadState_Swap", &real.swap, (void *)PyThreadState_Swap },
 	{ "pthread_exit", &real.thread_exit, (void *)pthread_exit },
+	{ "dlclose", &real.close_library, (void *)dlclose },
 };
+
+_Atomic uint32_t bh_gil_unloads;
 
 static uintptr_t python_text, python_text_size; /* I: after real_resolve() */
 static _Atomic bool resolved;			/* A: release after everything above */
@@ -376,4 +380,16 @@ BH_INTERPOSED _Noreturn void pthread_exit(void *value)
 	if (is_pythons_own(CALLER) && bh_gil_gate_closed())
 		bh_gil_hang();
 	real.thread_exit(value);
+}
+
+/* Not the GIL's, but raw callers are known by their addresses. */
+BH_INTERPOSED int dlclose(void *handle)
+{
+	int result;
+
+	if (__builtin_expect(!atomic_load_explicit(&resolved, memory_order_acquire), 0))
+		real_resolve();
+	result = real.close_library(handle);
+	atomic_fetch_add_explicit(&bh_gil_unloads, 1, memory_order_relaxed);
+	return result;
 }

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/core/format.h"
 #include "host/core/log.h"
 #include "host/core/sync.h"
 
@@ -33,9 +34,8 @@ struct site {
 
 /* A library seen at a raw call. */
 struct library {
-	_Atomic(const struct link_map *) map; /* A: seq_cst; claims the row */
-	_Atomic bool named;		      /* A: release after `name` */
-	char name[128];			      /* "raw:libx.so", cut */
+	_Atomic bool named; /* A: release after `name` */
+	char name[128];	    /* "raw:libx.so", valid UTF-8, no other's; a long one is cut */
 };
 
 static struct {
@@ -48,6 +48,8 @@ static struct {
 static struct library libraries[BH_GIL_RAW_LIBRARIES] = {
 	[BH_GIL_RAW_LIBRARIES - 1] = { .name = "raw:(other code)" },
 };
+static _Atomic uint64_t library_paths[BH_GIL_RAW_LIBRARIES]; /* A: seq_cst; claims the row */
+static _Atomic uint64_t library_names[BH_GIL_RAW_LIBRARIES]; /* A: seq_cst; claims a short name */
 
 static _Atomic uint32_t unsanctioned_action = BH_GIL_LOG; /* A: relaxed; enum bh_gil_unsanctioned */
 static _Atomic uint64_t unsanctioned_count;		  /* A: relaxed, statistics only */
@@ -247,26 +249,82 @@ static const struct link_map *find_library(const void *address)
 	return found.dlfo_link_map;
 }
 
+/* FNV-1a; never 0. */
+static uint64_t key_of(const char *text)
+{
+	uint64_t key = 0xcbf29ce484222325;
+
+	for (; *text; text++)
+		key = (key ^ (unsigned char)*text) * 0x100000001b3;
+	return key ? key : 1;
+}
+
+/* Where `key` has its place among `n`, which it takes when it has none: `*ret_taken`. `n` when there
+ * is no more room. Two who come at once meet at one place. */
+static uint32_t place_of(_Atomic uint64_t *keys, uint32_t n, uint64_t key, bool *ret_taken)
+{
+	*ret_taken = false;
+	for (uint32_t i = 0; i < n; i++) {
+		uint64_t owner = atomic_load(&keys[i]);
+
+		if (owner == 0 && atomic_compare_exchange_strong(&keys[i], &owner, key)) {
+			*ret_taken = true;
+			return i;
+		}
+		if (owner == key)
+			return i;
+	}
+	return n;
+}
+
+/* A file's name is bytes of anybody's choice, and it ends up in JSON and in metrics. */
+static void make_plain(char *text)
+{
+	bool valid = bh_utf8_valid(text, strlen(text));
+
+	for (; *text; text++)
+		if ((unsigned char)*text < ' ' || *text == 0x7f || (!valid && (*text & 0x80)))
+			*text = '?';
+}
+
+/* By its file's name; by its path when another library has that name already. */
+static void library_make_name(struct library *library, uint32_t number, const struct link_map *map)
+{
+	const char *text = library_name(map);
+	size_t room = sizeof(library->name) - sizeof("raw:") - sizeof("#62"), length;
+	bool first;
+
+	place_of(library_names, BH_GIL_RAW_LIBRARIES, key_of(text), &first);
+	if (!first)
+		text = map->l_name;
+	length = strlen(text);
+	if (length <= room)
+		snprintf(library->name, sizeof(library->name), "raw:%s", text);
+	else if (first)
+		snprintf(library->name, sizeof(library->name), "raw:%.*s#%u",
+			 (int)bh_text_prefix(text, length, room), text, number);
+	else
+		snprintf(library->name, sizeof(library->name), "raw:%s#%u", text + length - room,
+			 number);
+	make_plain(library->name);
+}
+
+/* By its path, not by its link_map: that of a library that was closed may be another's by now, and a
+ * library that is opened again is the same one. */
 uint32_t bh_gil_account_raw(const void *address)
 {
 	const struct link_map *map = find_library(address);
 	const uint32_t last = BH_GIL_RAW_LIBRARIES - 1;
+	uint32_t at = last;
+	bool taken = false;
 
-	/* Rows are claimed from the first on, so two callers from one library meet at one row. */
-	for (uint32_t i = 0; map && i < last; i++) {
-		struct library *library = &libraries[i];
-		const struct link_map *owner = NULL;
-
-		if (atomic_compare_exchange_strong(&library->map, &owner, map)) {
-			snprintf(library->name, sizeof(library->name), "raw:%s", library_name(map));
-			atomic_store_explicit(&library->named, true, memory_order_release);
-			return BH_GIL_ACCOUNT_RAW + i;
-		}
-		if (owner == map)
-			return BH_GIL_ACCOUNT_RAW + i;
-	}
-	atomic_store_explicit(&libraries[last].named, true, memory_order_release);
-	return BH_GIL_ACCOUNT_RAW + last;
+	if (map)
+		at = place_of(library_paths, last, key_of(map->l_name), &taken);
+	if (taken)
+		library_make_name(&libraries[at], at, map);
+	if (taken || at == last)
+		atomic_store_explicit(&libraries[at].named, true, memory_order_release);
+	return BH_GIL_ACCOUNT_RAW + at;
 }
 
 void bh_gil_describe_address(const void *address, char *out, size_t size)

@@ -14,6 +14,7 @@
 
 #include "host/core/exit_hook.h"
 #include "host/core/fault.h"
+#include "host/core/format.h"
 #include "host/core/log.h"
 #include "host/gil/gil.h"
 #include "host/plugin/boundary.h"

@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "host/core/format.h"
 #include "host/manifest/option.h"
 #include "host/plugin/name.h"
 

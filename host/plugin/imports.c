@@ -18,7 +18,7 @@
 
 #include "host/plugin/image.h"
 
-/* host/gil/exports.list without pthread_exit, which is not Python's. A test compares the two. */
+/* host/gil/exports.list without what is not Python's. A test compares the two. */
 static const char *const raw_names[] = {
 	"PyEval_AcquireThread", "PyEval_ReleaseThread",	       "PyEval_RestoreThread",
 	"PyEval_SaveThread",	"PyGILState_Ensure",	       "PyGILState_Release",

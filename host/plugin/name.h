@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* name - what a plugin may call things, and whether its text is text. Thread: any. Fails: by
- * answer. */
+/* name - what a plugin may call things. Thread: any. Fails: by answer. */
 #ifndef BH_HOST_PLUGIN_NAME_H
 #define BH_HOST_PLUGIN_NAME_H
 
@@ -13,8 +12,5 @@ bool bh_name_well_formed(const char *name, size_t size, bool dash);
 bool bh_name_is_keyword(const char *name);
 /* One of the keyword arguments that every op takes (timeout, lane, wait). */
 bool bh_name_is_call_option(const char *name);
-
-/* `length` bytes of well-formed UTF-8: no overlong form, no surrogate, nothing past U+10FFFF. */
-bool bh_utf8_valid(const char *text, size_t length);
 
 #endif

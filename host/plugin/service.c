@@ -20,6 +20,7 @@
 
 #include "host/core/clock.h"
 #include "host/core/exit_hook.h"
+#include "host/core/format.h"
 #include "host/core/log.h"
 #include "host/gil/courier.h"
 #include "host/plugin/boundary.h"

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "host/core/format.h"
 #include "host/plugin/name.h"
 
 #define TYPES "bool int float str bytes buffer list handle object"

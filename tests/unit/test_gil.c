@@ -10,12 +10,14 @@
 
 #include "host/gil/gil.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -295,6 +297,80 @@ static void gil6_holder_raw(void)
 		"rawhide");
 	json_decref(view);
 	job_join(&job);
+}
+
+typedef void callback_fn(void *);
+
+static bool copy_file(const char *from, const char *to)
+{
+	FILE *in = fopen(from, "re"), *out = fopen(to, "we");
+	char block[4096];
+	bool whole = in && out;
+	size_t n;
+
+	while (whole && (n = fread(block, 1, sizeof(block), in)) > 0)
+		whole = fwrite(block, 1, n, out) == n;
+	if (in)
+		fclose(in);
+	return out && fclose(out) == 0 && whole;
+}
+
+/* Opens the library, has it take the GIL `n` times, and closes it. */
+static void take_through(const char *path, int n)
+{
+	void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	void (*enter)(callback_fn *, void *);
+
+	CU_ASSERT_PTR_NOT_NULL_FATAL(library);
+	enter = (void (*)(callback_fn *, void *))dlsym(library, "statics_enter");
+	CU_ASSERT_PTR_NOT_NULL_FATAL(enter);
+	for (int i = 0; i < n; i++) {
+		/* The state that it returns is UNLOCKED: this thread holds nothing yet. */
+		enter((callback_fn *)(void *)PyGILState_Ensure, NULL);
+		PyGILState_Release(PyGILState_UNLOCKED);
+	}
+	CU_ASSERT_EQUAL(dlclose(library), 0);
+}
+
+static char library_paths[3][128];
+
+static void take_through_all(struct job *job)
+{
+	(void)job;
+	for (int round = 0; round < 3; round++)
+		for (int i = 0; i < 3; i++)
+			take_through(library_paths[i], 5 + i);
+}
+
+/* Two packages' modules of one name, one whose name is no UTF-8; all of them closed and opened again,
+ * where the loader gives one the addresses of another. */
+static void gil6_library_names(void)
+{
+	char dir[] = "/tmp/bh-gil-XXXXXX", folders[2][32], from[256], want[160];
+	char(*paths)[128] = library_paths;
+	struct job job = { .run = take_through_all };
+	const char *build = getenv("BH_TEST_BUILDDIR");
+
+	CU_ASSERT_PTR_NOT_NULL_FATAL(mkdtemp(dir));
+	for (int i = 0; i < 2; i++) {
+		snprintf(folders[i], sizeof(folders[i]), "%s/%c", dir, 'a' + i);
+		CU_ASSERT_EQUAL_FATAL(mkdir(folders[i], 0700), 0);
+		snprintf(paths[i], sizeof(library_paths[i]), "%s/_C.so", folders[i]);
+	}
+	snprintf(paths[2], sizeof(library_paths[2]), "%s/b\xff\nd.so", dir);
+	snprintf(from, sizeof(from), "%s/tests/shims/.libs/statics.so", build ? build : ".");
+	for (int i = 0; i < 3; i++)
+		CU_ASSERT_FATAL(copy_file(from, paths[i]));
+	job_run(&job, "libraries");
+	CU_ASSERT_EQUAL(site_number("raw:_C.so", "entries"), 15);
+	snprintf(want, sizeof(want), "raw:%s", paths[1]);
+	CU_ASSERT_EQUAL(site_number(want, "entries"), 18);
+	CU_ASSERT_EQUAL(site_number("raw:b??d.so", "entries"), 21);
+	for (int i = 0; i < 3; i++)
+		unlink(paths[i]);
+	for (int i = 0; i < 2; i++)
+		rmdir(folders[i]);
+	rmdir(dir);
 }
 
 static void gil6_raw_libraries(void)
@@ -1099,6 +1175,8 @@ static const struct bh_test tests[] = {
 	{ "GIL-6: the holder is the worker with a kept state", gil6_holder_with_kept_state },
 	{ "GIL-6: a raw holder is named with its library", gil6_holder_raw },
 	{ "GIL-6: raw callers are told apart by their libraries", gil6_raw_libraries },
+	{ "GIL-6: libraries of one name, of any name, and those opened again have a row each",
+	  gil6_library_names },
 	{ "GIL-6: a thread of Python's that holds the GIL is named", gil6_holder_pythons_thread },
 	{ "GIL-6: the shares of held of two spinners add up to at most the wall time",
 	  gil6_shares_of_held },
