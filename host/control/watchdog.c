@@ -66,11 +66,23 @@ static void begin(struct bh_watchdog *watchdog, const struct bh_gauge *gauge,
 	episode->id = watchdog->config.begin(gauge, subject, watchdog->config.arg);
 }
 
+/* A report may take a while, and several may be due: a stop waits for the present one alone. */
+static bool is_stopping(struct bh_watchdog *watchdog)
+{
+	bool stopping;
+
+	bh_mutex_lock(&watchdog->lock);
+	stopping = watchdog->stopping;
+	bh_mutex_unlock(&watchdog->lock);
+	return stopping;
+}
+
 static void look_at(struct bh_watchdog *watchdog, const struct bh_gauge *gauge)
 {
 	struct bh_stall_subject subjects[BH_SUBJECTS_MAX];
-	uint64_t now = bh_now_ns();
-	uint32_t n = gauge->look(now - gauge->limit_ns / 2, subjects, gauge->arg);
+	uint64_t now = bh_now_ns(), half = gauge->limit_ns / 2;
+	/* A limit may be longer than the machine has been up. */
+	uint32_t n = gauge->look(now > half ? now - half : 0, subjects, gauge->arg);
 
 	for (uint32_t i = 0; i < n; i++) {
 		struct episode *episode = find(watchdog, gauge, subjects[i].key);
@@ -78,7 +90,7 @@ static void look_at(struct bh_watchdog *watchdog, const struct bh_gauge *gauge)
 		if (episode)
 			episode->seen = true;
 		else if (now - subjects[i].since_ns >= gauge->limit_ns &&
-			 now >= watchdog->quiet_until_ns)
+			 now >= watchdog->quiet_until_ns && !is_stopping(watchdog))
 			begin(watchdog, gauge, &subjects[i]);
 	}
 }

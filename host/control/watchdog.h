@@ -45,7 +45,8 @@ struct bh_watchdog_config {
 	const struct bh_gauge *gauges; /* copied */
 	size_t n_gauges;
 	/* An episode begins: the subject has been stuck for the gauge's limit. May take a while, but
-	 * not for ever, or stop does not end it. Returns what `end` is to be given. */
+	 * not for ever, or stop does not end it; none begins once that was asked. Returns what `end`
+	 * is to be given. */
 	uint64_t (*begin)(const struct bh_gauge *gauge, const struct bh_stall_subject *subject,
 			  void *arg);
 	/* It is over, after `lag_ns` in all. */

@@ -201,7 +201,9 @@ struct dial {
 	_Atomic uint64_t lag_ns[2], n_looks;
 	_Atomic unsigned n_begun[2], n_ended[2];
 	_Atomic uint64_t lag_at_end[2];
-	_Atomic bool wrong; /* an end without its beginning, or another's */
+	_Atomic bool wrong;	    /* an end without its beginning, or another's */
+	_Atomic uint64_t before_ns; /* as the last look was asked */
+	int hold_fd;		    /* -1, or a beginning waits until it is readable */
 	struct bh_gauge gauge;
 	struct bh_watchdog *watchdog;
 };
@@ -218,6 +220,7 @@ static uint32_t dial_look(uint64_t before_ns, struct bh_stall_subject *ret, void
 		if (since < before_ns)
 			ret[n++] = (struct bh_stall_subject){ .key = i, .since_ns = since };
 	}
+	atomic_store(&dial->before_ns, before_ns);
 	atomic_fetch_add(&dial->n_looks, 1);
 	return n;
 }
@@ -230,6 +233,8 @@ static uint64_t dial_begin(const struct bh_gauge *gauge, const struct bh_stall_s
 	if (gauge->arg != dial || subject->key > 1)
 		atomic_store(&dial->wrong, true);
 	atomic_fetch_add(&dial->n_begun[subject->key], 1);
+	if (dial->hold_fd >= 0)
+		wait_readable(dial->hold_fd);
 	return 100 + subject->key;
 }
 
@@ -247,9 +252,14 @@ static void dial_end(const struct bh_gauge *gauge, uint64_t id, uint64_t lag_ns,
 		atomic_store(&dial->wrong, true);
 }
 
-static void dial_start(struct dial *dial, uint64_t limit_ns)
+static void dial_init(struct dial *dial)
 {
 	memset(dial, 0, sizeof(*dial));
+	dial->hold_fd = -1;
+}
+
+static void dial_go(struct dial *dial, uint64_t limit_ns)
+{
 	dial->gauge = (struct bh_gauge){ BH_STALL_TASK, limit_ns, dial_look, dial };
 	const struct bh_watchdog_config config = { .gauges = &dial->gauge,
 						   .n_gauges = 1,
@@ -258,6 +268,12 @@ static void dial_start(struct dial *dial, uint64_t limit_ns)
 						   .arg = dial };
 
 	CU_ASSERT_FATAL(bh_watchdog_start(&config, &dial->watchdog, NULL) == 0);
+}
+
+static void dial_start(struct dial *dial, uint64_t limit_ns)
+{
+	dial_init(dial);
+	dial_go(dial, limit_ns);
 }
 
 static bool looked(struct dial *dial, unsigned more)
@@ -318,6 +334,35 @@ static void two_stall_at_once(void)
 	atomic_store(&dial.lag_ns[1], 0);
 	CU_ASSERT(EVENTUALLY(atomic_load(&dial.n_ended[1]) == 1));
 	CU_ASSERT(atomic_load(&dial.n_begun[0]) == 1 && atomic_load(&dial.n_begun[1]) == 1);
+	dial_stop(&dial);
+}
+
+static void no_report_after_a_stop(void)
+{
+	struct dial dial;
+
+	dial_init(&dial);
+	dial.hold_fd = eventfd(0, EFD_CLOEXEC);
+	CU_ASSERT_FATAL(dial.hold_fd >= 0);
+	atomic_store(&dial.lag_ns[0], 2 * LIMIT);
+	atomic_store(&dial.lag_ns[1], 2 * LIMIT); /* both at the same look */
+	dial_go(&dial, LIMIT);
+	CU_ASSERT(EVENTUALLY(atomic_load(&dial.n_begun[0]) == 1));
+	bh_watchdog_stop(dial.watchdog);
+	eventfd_write(dial.hold_fd, 1);
+	dial_stop(&dial);
+	CU_ASSERT(atomic_load(&dial.n_begun[1]) == 0);
+	close(dial.hold_fd);
+}
+
+static void a_limit_above_the_uptime(void)
+{
+	struct dial dial;
+
+	dial_start(&dial, UINT64_MAX / 2);
+	CU_ASSERT(looked(&dial, 1));
+	CU_ASSERT(atomic_load(&dial.before_ns) == 0);
+	CU_ASSERT(atomic_load(&dial.n_begun[0]) == 0 && atomic_load(&dial.n_begun[1]) == 0);
 	dial_stop(&dial);
 }
 
@@ -451,6 +496,9 @@ static const struct bh_test tests[] = {
 	{ "CP-3: an episode is told once and ended once, also when its lag moves about the limit",
 	  an_episode_is_told_once },
 	{ "CP-3: two of one gauge stall at once, each an episode of its own", two_stall_at_once },
+	{ "CP-2: a stop waits for the present report, and for no other", no_report_after_a_stop },
+	{ "CP-3: a limit longer than the machine has been up accuses nobody",
+	  a_limit_above_the_uptime },
 	{ "CP-3: a gauge without a limit is never looked at", no_limit_no_look },
 	{ "CP-3: beats go on beside gauges", beats_and_gauges_together },
 	{ "CP-3: a loop that does not answer its pulse is a stall until it does",
