@@ -415,24 +415,38 @@ static json_t *render_lag(const struct bh_stalls *stalls, enum bh_stall_kind kin
 			 bh_stall_render_time(lag.max_at_ns));
 }
 
-static json_t *render(void *arg)
+static json_t *render_head(struct bh_stalls *stalls)
 {
-	struct bh_stalls *stalls = arg;
 	const struct bh_config *config = stalls->config.config;
 	struct bh_stall_counts counts;
 
 	bh_stalls_count(stalls, &counts);
-	return json_pack(
-		"{s:{s:f, s:f, s:f}, s:{s:o, s:o, s:o}, s:{s:I, s:I, s:I, s:I}, s:o}", "limits",
-		"gil_s", seconds((uint64_t)config->gil_stall_after_ns), "asyncio_s",
-		seconds((uint64_t)config->python_stall_after_ns), "control_s",
-		seconds((uint64_t)config->stall_after_ns), "lags", "gil",
-		render_lag(stalls, BH_STALL_GIL), "asyncio", render_lag(stalls, BH_STALL_ASYNCIO),
-		"control", render_lag(stalls, BH_STALL_CONTROL), "counts", "gil",
-		(json_int_t)counts.n[BH_STALL_GIL], "asyncio",
-		(json_int_t)counts.n[BH_STALL_ASYNCIO], "control",
-		(json_int_t)counts.n[BH_STALL_CONTROL], "task", (json_int_t)counts.n[BH_STALL_TASK],
-		"stalls", bh_stall_book_render(stalls->book));
+	return json_pack("{s:{s:f, s:f, s:f}, s:{s:o, s:o, s:o}, s:{s:I, s:I, s:I, s:I}}", "limits",
+			 "gil_s", seconds((uint64_t)config->gil_stall_after_ns), "asyncio_s",
+			 seconds((uint64_t)config->python_stall_after_ns), "control_s",
+			 seconds((uint64_t)config->stall_after_ns), "lags", "gil",
+			 render_lag(stalls, BH_STALL_GIL), "asyncio",
+			 render_lag(stalls, BH_STALL_ASYNCIO), "control",
+			 render_lag(stalls, BH_STALL_CONTROL), "counts", "gil",
+			 (json_int_t)counts.n[BH_STALL_GIL], "asyncio",
+			 (json_int_t)counts.n[BH_STALL_ASYNCIO], "control",
+			 (json_int_t)counts.n[BH_STALL_CONTROL], "task",
+			 (json_int_t)counts.n[BH_STALL_TASK]);
+}
+
+static char *write_view(size_t *ret_length, void *arg)
+{
+	struct bh_stalls *stalls = arg;
+	json_t *head = render_head(stalls);
+	bh_auto_mem char *members = head ? json_dumps(head, JSON_COMPACT | JSON_EMBED) : NULL;
+	bh_auto_mem char *before = NULL;
+
+	json_decref(head);
+	if (!members || asprintf(&before, "{%s,\"stalls\":", members) < 0) {
+		before = NULL;
+		return NULL;
+	}
+	return bh_stall_book_render(stalls->book, before, "}\n", ret_length);
 }
 
 void bh_stalls_count(struct bh_stalls *stalls, struct bh_stall_counts *ret_counts)
@@ -513,7 +527,7 @@ bh_status bh_stalls_new(const struct bh_stalls_config *config, struct bh_stalls 
 	bh_mutex_init(&stalls->lock);
 	bh_pulse_init(&stalls->asyncio, post_to_asyncio, stalls);
 	bh_pulse_init(&stalls->native, post_to_control, stalls);
-	bh_views_add(config->views, "stalls", render, stalls);
+	bh_views_add_text(config->views, "stalls", write_view, stalls);
 	*ret_stalls = stalls;
 	return 0;
 }

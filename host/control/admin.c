@@ -113,12 +113,20 @@ static void reply_text(struct bh_admin *admin, struct evhttp_request *http, int 
 	reply(admin, http, code, TEXT, text, strlen(text));
 }
 
-/* Takes `body` over; NULL stands for "no memory", and so does what lacks something. */
-static void reply_json(struct bh_admin *admin, struct evhttp_request *http, int code, json_t *body)
+static void reply_no_memory(struct bh_admin *admin, struct evhttp_request *http, int instead_of)
 {
 	static const char no_memory[] =
 		"{\"error\":{\"code\":\"no-memory\",\"message\":\"the host is out of memory\","
 		"\"facts\":{}}}\n";
+
+	bh_log(BH_LOG_WARNING, COMPONENT, "no memory for a reply: answered 500",
+	       BH_INT("instead_of", instead_of));
+	reply(admin, http, 500, JSON, no_memory, sizeof(no_memory) - 1);
+}
+
+/* Takes `body` over; NULL stands for "no memory", and so does what lacks something. */
+static void reply_json(struct bh_admin *admin, struct evhttp_request *http, int code, json_t *body)
+{
 	bh_auto_mem char *text = body ? json_dumps(body, JSON_COMPACT | JSON_ENCODE_ANY) : NULL;
 	bh_auto_mem char *line = NULL;
 	int length = text ? asprintf(&line, "%s\n", text) : -1;
@@ -127,9 +135,7 @@ static void reply_json(struct bh_admin *admin, struct evhttp_request *http, int 
 	if (length < 0 || json_lacks_memory) {
 		if (length < 0)
 			line = NULL;
-		bh_log(BH_LOG_WARNING, COMPONENT, "no memory for a reply: answered 500",
-		       BH_INT("instead_of", code));
-		reply(admin, http, 500, JSON, no_memory, sizeof(no_memory) - 1);
+		reply_no_memory(admin, http, code);
 		return;
 	}
 	reply(admin, http, code, JSON, line, (size_t)length);
@@ -209,6 +215,23 @@ static void serve_status(struct bh_admin *admin, struct evhttp_request *http)
 	reply_json(admin, http, 200, status);
 }
 
+static void serve_view(struct bh_admin *admin, struct evhttp_request *http,
+		       const struct bh_view *view)
+{
+	bh_auto_mem char *text = NULL;
+	size_t length = 0;
+
+	if (view->render) {
+		reply_json(admin, http, 200, view->render(view->arg));
+		return;
+	}
+	text = view->write(&length, view->arg);
+	if (text && !json_lacks_memory)
+		reply(admin, http, 200, JSON, text, length);
+	else
+		reply_no_memory(admin, http, 200);
+}
+
 static void serve_metrics(struct bh_admin *admin, struct evhttp_request *http)
 {
 	static const struct bh_metrics none = { 0 };
@@ -219,7 +242,7 @@ static void serve_metrics(struct bh_admin *admin, struct evhttp_request *http)
 	if (page && !json_lacks_memory)
 		reply(admin, http, 200, METRICS, page, length);
 	else
-		reply_json(admin, http, 500, NULL);
+		reply_no_memory(admin, http, 200);
 }
 
 static void serve_stop(struct bh_admin *admin, struct evhttp_request *http)
@@ -531,7 +554,7 @@ static void dispatch(struct bh_admin *admin, struct evhttp_request *http, const 
 	if (!view)
 		reply_not_found(admin, http, path);
 	else if (check_method(admin, http, EVHTTP_REQ_GET))
-		reply_json(admin, http, 200, view->render(view->arg));
+		serve_view(admin, http, view);
 }
 
 static void route(struct evhttp_request *http, void *arg)

@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* stall - see stall.h.
  *
- * What a report says does not change once it is in the book, so that readers take a reference under
- * the lock and copy without it: the control loop, which is one of them, never waits for a copy
- * (CP-1). The references are counted here and not by jansson, whose counting is not atomic in every
- * build. */
+ * What a report says does not change once it is in the book: it is written out when it comes in, on
+ * the watchdog, and readers take a reference under the lock and copy its text without it. So the
+ * control loop, which is one of them, neither waits for a copy nor goes through the thousands of
+ * frames that a full book has (CP-1). */
 #include "config.h"
 
 #include "host/core/stall.h"
 
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "host/core/clock.h"
@@ -18,8 +20,11 @@
 
 struct report {
 	_Atomic uint32_t refs; /* A: acquire-release, the last one frees */
-	json_t *json;	       /* I: may be NULL */
+	char *text;	       /* I: owned; the members of a JSON object; NULL: nothing is known */
 };
+
+/* What a report lacks, for whatever reason, is null or empty: every entry has every key. */
+static const char no_report[] = "\"holder\":null,\"waiters\":[],\"native\":[],\"python\":[]";
 
 struct episode {
 	uint64_t id; /* 0: an empty row */
@@ -52,16 +57,28 @@ const char *bh_stall_kind_name(enum bh_stall_kind kind)
 	bh_unreachable();
 }
 
+static char *report_text(json_t *json)
+{
+	json_t *whole =
+		json ? json_pack("{s:n, s:[], s:[], s:[]}", "holder", "waiters", "native", "python")
+		     : NULL;
+	char *text = NULL;
+
+	if (whole && json_object_update(whole, json) == 0)
+		text = json_dumps(whole, JSON_COMPACT | JSON_EMBED);
+	json_decref(whole);
+	return text;
+}
+
 static struct report *report_new(json_t *json)
 {
 	struct report *report = calloc(1, sizeof(*report));
 
-	if (!report) {
-		json_decref(json);
-		return NULL;
+	if (report) {
+		atomic_init(&report->refs, 1);
+		report->text = report_text(json);
 	}
-	atomic_init(&report->refs, 1);
-	report->json = json;
+	json_decref(json);
 	return report;
 }
 
@@ -76,7 +93,7 @@ static void report_unref(struct report *report)
 {
 	if (!report || atomic_fetch_sub_explicit(&report->refs, 1, memory_order_acq_rel) != 1)
 		return;
-	json_decref(report->json);
+	free(report->text);
 	free(report);
 }
 
@@ -179,83 +196,143 @@ json_t *bh_stall_render_time(uint64_t at_ns)
 	return at_ns ? json_real(unix_now() - seconds(bh_now_ns() - at_ns)) : json_null();
 }
 
-/* What the report lacks, for whatever reason, is null or empty: every entry has every key. */
-static bool add_report(json_t *object, const struct report *report)
-{
-	json_t *copy = report && report->json ? json_deep_copy(report->json) : json_object();
-	bool whole = copy && json_object_update(object, copy) == 0;
-
-	json_decref(copy);
-	return whole;
-}
-
-static json_t *render(const struct episode *episode, uint64_t now_ns)
+/* All but the report. */
+static json_t *render_head(const struct episode *episode, uint64_t now_ns)
 {
 	const struct bh_stall_subject *subject = &episode->subject;
 	uint64_t lag = episode->ended != 0.0 ? episode->lag_ns : now_ns - subject->since_ns;
-	json_t *object = json_pack(
-		"{s:I, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:n, s:[], s:[], s:[]}",
-		"id", (json_int_t)episode->id, "kind", bh_stall_kind_name(episode->kind), "began",
-		episode->began, "ended",
-		episode->ended != 0.0 ? json_real(episode->ended) : json_null(), "lag_s",
-		seconds(lag), "limit_s", seconds(episode->limit_ns), "pool",
-		text_or_null(subject->pool), "thread", text_or_null(subject->thread), "tid",
-		number_or_null(subject->tid), "op", text_or_null(subject->op), "task",
-		number_or_null(subject->task), "holder", "waiters", "native", "python");
 
-	if (object && add_report(object, episode->report))
-		return object;
-	json_decref(object);
-	return NULL;
+	return json_pack("{s:I, s:s, s:f, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o}", "id",
+			 (json_int_t)episode->id, "kind", bh_stall_kind_name(episode->kind),
+			 "began", episode->began, "ended",
+			 episode->ended != 0.0 ? json_real(episode->ended) : json_null(), "lag_s",
+			 seconds(lag), "limit_s", seconds(episode->limit_ns), "pool",
+			 text_or_null(subject->pool), "thread", text_or_null(subject->thread),
+			 "tid", number_or_null(subject->tid), "op", text_or_null(subject->op),
+			 "task", number_or_null(subject->task));
 }
 
-json_t *bh_stall_book_render_one(struct bh_stall_book *book, uint64_t id)
+/* An episode that is being shown. */
+struct copy {
+	struct episode episode; /* with a reference to its report */
+	char *head;		/* owned */
+};
+
+static const char *copy_report(const struct copy *copy)
+{
+	const struct report *report = copy->episode.report;
+
+	return report && report->text ? report->text : no_report;
+}
+
+static void copy_fini(struct copy *copy)
+{
+	report_unref(copy->episode.report);
+	free(copy->head);
+}
+
+/* False without memory. */
+static bool copy_prepare(struct copy *copy, uint64_t now_ns)
+{
+	json_t *head = render_head(&copy->episode, now_ns);
+
+	copy->head = head ? json_dumps(head, JSON_COMPACT | JSON_EMBED) : NULL;
+	json_decref(head);
+	return copy->head != NULL;
+}
+
+static size_t copy_length(const struct copy *copy)
+{
+	return strlen("{,}") + strlen(copy->head) + strlen(copy_report(copy));
+}
+
+/* stdio takes ten times as long for as much. */
+static char *copy_put(char *at, const struct copy *copy)
+{
+	at = stpcpy(stpcpy(at, "{"), copy->head);
+	at = stpcpy(stpcpy(at, ","), copy_report(copy));
+	return stpcpy(at, "}");
+}
+
+static bool copy_take(struct bh_stall_book *book, uint64_t id, struct copy *ret_copy)
 {
 	const struct episode *found;
-	struct episode episode = { .id = 0 };
-	json_t *object;
 
 	bh_mutex_lock(&book->lock);
 	found = find_locked(book, id);
 	if (found) {
-		episode = *found;
-		report_ref(episode.report);
+		*ret_copy = (struct copy){ .episode = *found };
+		report_ref(found->report);
 	}
 	bh_mutex_unlock(&book->lock);
-	object = episode.id ? render(&episode, bh_now_ns()) : NULL;
-	report_unref(episode.report);
+	return found != NULL;
+}
+
+json_t *bh_stall_book_render_one(struct bh_stall_book *book, uint64_t id)
+{
+	bh_auto_mem char *text = NULL;
+	json_t *object = NULL;
+	struct copy copy;
+
+	if (!copy_take(book, id, &copy))
+		return NULL;
+	if (copy_prepare(&copy, bh_now_ns()))
+		text = malloc(copy_length(&copy) + 1);
+	if (text) {
+		copy_put(text, &copy);
+		object = json_loads(text, 0, NULL);
+	}
+	copy_fini(&copy);
 	return object;
 }
 
-json_t *bh_stall_book_render(struct bh_stall_book *book)
+static size_t copy_all(struct bh_stall_book *book, struct copy copies[BH_STALLS_KEPT])
 {
-	bh_auto_mem struct episode *copies = calloc(BH_STALLS_KEPT, sizeof(*copies));
-	json_t *list = json_array();
-	bool whole = copies && list;
-	uint64_t last, now;
 	size_t n = 0;
 
-	if (!copies) {
-		json_decref(list);
-		return NULL;
-	}
 	bh_mutex_lock(&book->lock);
-	last = book->last_id;
-	for (uint64_t id = last; id > 0 && n < BH_STALLS_KEPT; id--, n++) {
-		copies[n] = book->episodes[id % BH_STALLS_KEPT];
-		report_ref(copies[n].report);
+	for (uint64_t id = book->last_id; id > 0 && n < BH_STALLS_KEPT; id--, n++) {
+		copies[n].episode = book->episodes[id % BH_STALLS_KEPT];
+		report_ref(copies[n].episode.report);
 	}
 	bh_mutex_unlock(&book->lock);
-	now = bh_now_ns();
+	return n;
+}
+
+/* NULL without memory: a list that lacks one would be untrue. */
+static char *render_all(struct copy *copies, size_t n, const char *before, const char *after,
+			size_t *ret_length)
+{
+	size_t length = strlen(before) + strlen(after) + strlen("[]") + n; /* a comma each */
+	uint64_t now = bh_now_ns();
+	char *text, *at;
+
 	for (size_t i = 0; i < n; i++) {
-		if (whole)
-			whole = json_array_append_new(list, render(&copies[i], now)) == 0;
-		report_unref(copies[i].report);
+		if (!copy_prepare(&copies[i], now))
+			return NULL;
+		length += copy_length(&copies[i]);
 	}
-	if (whole)
-		return list;
-	json_decref(list); /* a list that lacks one would be untrue */
-	return NULL;
+	text = malloc(length + 1);
+	if (!text)
+		return NULL;
+	at = stpcpy(stpcpy(text, before), "[");
+	for (size_t i = 0; i < n; i++)
+		at = copy_put(i ? stpcpy(at, ",") : at, &copies[i]);
+	at = stpcpy(stpcpy(at, "]"), after);
+	*ret_length = (size_t)(at - text);
+	return text;
+}
+
+char *bh_stall_book_render(struct bh_stall_book *book, const char *before, const char *after,
+			   size_t *ret_length)
+{
+	bh_auto_mem struct copy *copies = calloc(BH_STALLS_KEPT, sizeof(*copies));
+	size_t n = copies ? copy_all(book, copies) : 0;
+	char *text = copies ? render_all(copies, n, before, after, ret_length) : NULL;
+
+	for (size_t i = 0; i < n; i++)
+		copy_fini(&copies[i]);
+	return text;
 }
 
 void bh_stall_book_count(struct bh_stall_book *book, struct bh_stall_counts *ret_counts)

@@ -58,8 +58,10 @@ void bh_stall_book_end(struct bh_stall_book *book, uint64_t id, uint64_t lag_ns)
 /* One episode as in GET /v1/stalls (docs/admin-api.md), a copy of the caller's own; NULL without
  * memory, or when it is not kept any more. Thread: any. */
 json_t *bh_stall_book_render_one(struct bh_stall_book *book, uint64_t id);
-/* All that are kept, newest first. NULL without memory. Thread: any. */
-json_t *bh_stall_book_render(struct bh_stall_book *book);
+/* All that are kept, newest first: the text of a JSON array between `before` and `after`, the
+ * caller's to free; NULL without memory. As long as a copy of that text takes. Thread: any. */
+char *bh_stall_book_render(struct bh_stall_book *book, const char *before, const char *after,
+			   size_t *ret_length);
 void bh_stall_book_count(struct bh_stall_book *book, struct bh_stall_counts *ret_counts);
 
 /* A monotonic time as unix time; null for 0. */

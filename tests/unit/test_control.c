@@ -518,6 +518,22 @@ static json_t *render_pools(void *arg)
 	return json_pack("{s:[]}", "pools");
 }
 
+static char *write_some(size_t *ret_length, void *arg)
+{
+	char *text = strdup("{\"some\":[1,2]}\n");
+
+	(void)arg;
+	*ret_length = strlen(text);
+	return text;
+}
+
+static char *write_nothing(size_t *ret_length, void *arg)
+{
+	(void)ret_length;
+	(void)arg;
+	return NULL;
+}
+
 static void views_are_paths(void)
 {
 	struct answer answer;
@@ -526,12 +542,22 @@ static void views_are_paths(void)
 	host_prepare(&host);
 	bh_views_add(&host.views, "pools", render_pools, NULL);
 	bh_views_add(&host.views, "broke", render_nothing, NULL);
+	bh_views_add_text(&host.views, "text", write_some, NULL);
+	bh_views_add_text(&host.views, "broke-text", write_nothing, NULL);
 	CU_ASSERT_FATAL(bh_control_start(&host.control_config, &host.control, NULL) == 0);
 	ask(host.socket, &answer, "GET", "/v1/pools", "");
 	CU_ASSERT(answer.code == 200);
 	CU_ASSERT_STRING_EQUAL(answer.body, "{\"pools\":[]}\n");
 	answer_fini(&answer);
 	ask(host.socket, &answer, "GET", "/v1/broke", "");
+	CU_ASSERT(answer.code == 500);
+	CU_ASSERT_STRING_EQUAL(error_code(&answer), "no-memory");
+	answer_fini(&answer);
+	ask(host.socket, &answer, "GET", "/v1/text", "");
+	CU_ASSERT(answer.code == 200);
+	CU_ASSERT_STRING_EQUAL(answer.body, "{\"some\":[1,2]}\n");
+	answer_fini(&answer);
+	ask(host.socket, &answer, "GET", "/v1/broke-text", "");
 	CU_ASSERT(answer.code == 500);
 	CU_ASSERT_STRING_EQUAL(error_code(&answer), "no-memory");
 	answer_fini(&answer);
