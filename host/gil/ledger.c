@@ -115,7 +115,10 @@ static struct bh_gil_row *row_claim(void)
 	for (uint32_t i = 0; i < ROWS_MAX; i++) {
 		uint32_t used = atomic_load_explicit(&rows_used, memory_order_relaxed);
 
-		if (atomic_exchange(&rows[i].taken, true))
+		/* A look first: an exchange would take the line from its thread, at each entry of
+		 * those that have found no row. */
+		if (atomic_load_explicit(&rows[i].taken, memory_order_relaxed) ||
+		    atomic_exchange(&rows[i].taken, true))
 			continue;
 		while (used <= i && !atomic_compare_exchange_weak_explicit(&rows_used, &used, i + 1,
 									   memory_order_relaxed,

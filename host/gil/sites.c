@@ -39,7 +39,7 @@ struct library {
 };
 
 static struct {
-	struct bh_mutex lock; /* one registration at a time; a leaf, never under the GIL for long */
+	struct bh_mutex lock; /* one registration at a time; a leaf, never taken under the GIL */
 	_Atomic uint32_t n;   /* A: release after the row, so that readers need no lock */
 	struct site rows[BH_GIL_SITES_MAX]; /* I: once counted */
 } plugin_sites = { .lock = { PTHREAD_MUTEX_INITIALIZER } };
