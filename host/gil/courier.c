@@ -352,12 +352,17 @@ static void *courier_main(void *arg)
 
 /* ---- its life -------------------------------------------------------------------------------- */
 
-/* EXIT-5: the child has no courier; whoever held the lock is gone. */
+/* EXIT-5: the child has no courier; whoever held the lock is gone. What was posted is the parent's. */
 static void forked(void)
 {
 	courier.lock = (struct bh_mutex){ PTHREAD_MUTEX_INITIALIZER };
 	courier.taking = false;
 	courier.started = false;
+	courier.first = courier.n = 0;
+	set(&courier.queued, 0);
+	set(&courier.began_ns, 0);
+	set(&courier.asked_ns, 0);
+	atomic_store_explicit(&courier.releases, NULL, memory_order_relaxed);
 }
 
 static void set_taking(bool taking)

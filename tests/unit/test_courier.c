@@ -497,12 +497,19 @@ static void exit5_forked(void)
 	pid_t child;
 
 	up();
+	hold_begin();
+	CU_ASSERT_EQUAL(bh_courier_post(BH_SITE_TEST, run_job, &job, NULL), 0);
 	child = fork();
-	if (child == 0)
-		_exit(bh_courier_post(BH_SITE_TEST, run_job, &job, NULL) == -ESHUTDOWN ? 0 : 1);
+	if (child == 0) /* nor has it anything to wait for: the job is the parent's */
+		_exit(bh_courier_post(BH_SITE_TEST, run_job, &job, NULL) == -ESHUTDOWN &&
+				      bh_courier_settle(bh_deadline_after(0))
+			      ? 0
+			      : 1);
 	CU_ASSERT_TRUE(child > 0 && waitpid(child, &status, 0) == child);
 	CU_ASSERT_EQUAL(status, 0);
+	hold_end();
 	down();
+	CU_ASSERT_EQUAL(job.ran, 1);
 }
 
 /* ---- GIL-9 ----------------------------------------------------------------------------------- */
