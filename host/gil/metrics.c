@@ -8,7 +8,7 @@
 
 #include "host/gil/metrics.h"
 
-#include "host/gil/gil.h"
+#include "host/gil/internal.h"
 #include "host/gil/probe.h"
 
 static double seconds(uint64_t ns)
@@ -149,15 +149,13 @@ static void put_holder(struct bh_metrics_text *text)
 
 static void put_waiting(struct bh_metrics_text *text)
 {
-	json_t *waiters = bh_gil_render_waiters();
+	struct bh_gil_view view;
+	uint32_t cursor = 0, n = 0;
 
-	if (!waiters) {
-		bh_metrics_fail(text);
-		return;
-	}
+	while (bh_gil_row_view(&cursor, &view))
+		n += view.state == BH_GIL_WAITING;
 	put_one(text, BH_METRIC_GAUGE, "bulkhead_gil_waiting_threads",
-		"Threads that wait for the GIL now.", (double)json_array_size(waiters));
-	json_decref(waiters);
+		"Threads that wait for the GIL now.", n);
 }
 
 static void put_probe(struct bh_metrics_text *text)
