@@ -145,9 +145,7 @@ class Stats:
     parked: int = 0
     """Threads that came after the gate had closed."""
     sampled_s: float = 0.0
-    """For how long the holder has been sampled: what `held_s` is a part of."""
-    sample_interval_s: Optional[float] = None
-    """How often it is sampled; None where it is not."""
+    """For how long the holder has been sampled, 0 where it is not: what `held_s` is a part of."""
     sites: Mapping[str, Site] = dataclasses.field(default_factory=dict)
     """By name; those that have come by."""
     threads: tuple[Thread, ...] = ()
