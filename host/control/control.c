@@ -212,7 +212,9 @@ static void tell_lost(struct bh_control *control, const char *why)
 	if (!atomic_exchange_explicit(&control->tellings_lost, true, memory_order_relaxed))
 		bh_log(BH_LOG_WARNING, COMPONENT,
 		       "an event is not told to the apps, nor those behind it",
-		       BH_STR("reason", why), BH_INT("unanswered", TELLINGS_MAX));
+		       BH_STR("reason", why),
+		       BH_INT("unanswered",
+			      atomic_load_explicit(&control->n_tellings, memory_order_relaxed)));
 }
 
 void bh_control_tell_apps(struct bh_control *control, json_t *event)
