@@ -2,11 +2,11 @@
 /* signals - the host's signal dispositions: who stops it, and that this stays so.
  *
  * SIGTERM, SIGINT and SIGHUP have a handler that counts and writes an eventfd, which the control
- * loop reads. SIGHUP asks elsewhere for a reload, which this host has not; by default it would end the
- * process: it may be an app's, or ignored (nohup), but never default. SIGPIPE is ignored; SIGCHLD is default, or a handler of an app's, but never ignored, which
- * would lose the exit statuses of children. No signal is blocked anywhere: a blocked mask is
- * inherited by subprocesses. Python and asyncio change dispositions behind the host's back, hence
- * the check.
+ * loop reads. SIGHUP asks elsewhere for a reload, which this host has not; by default it would end
+ * the process: it may be an app's, or ignored (nohup), but never default. SIGPIPE is ignored;
+ * SIGCHLD is default, or a handler of an app's, but never ignored, which would lose the exit
+ * statuses of children. No signal is blocked anywhere: a blocked mask is inherited by subprocesses.
+ * Python and asyncio change dispositions behind the host's back, hence the check.
  *
  * Thread: install on main before Python starts, take and check on the control loop, fd any.
  * Owns:   the dispositions of those five signals, for the life of the process. */
