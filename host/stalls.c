@@ -205,7 +205,7 @@ static void add_stack(json_t *native, const char *thread, uint32_t tid)
 
 	if (tid == 0 || tid == (uint32_t)gettid())
 		return;
-	bh_stack_render(tid, bh_deadline_after(STACK_NS), stack, sizeof(stack));
+	bh_stack_observe(tid, bh_deadline_after(STACK_NS), stack, sizeof(stack));
 	json_array_append_new(native, json_pack("{s:s, s:I, s:s}", "thread", thread ? thread : "",
 						"tid", (json_int_t)tid, "stack", stack));
 }
@@ -229,12 +229,12 @@ static json_t *trim_frames(json_t *python)
 	return python;
 }
 
-/* The holder first, for it is what goes away first; then the stacks, which take a while, and whether
- * they are still that holder's. */
+/* The holder first, for it is what goes away first; then the stacks, Python's before the native ones,
+ * for these may disturb; and whether they are still that holder's. */
 static json_t *collect(const struct bh_stalls *stalls, const struct bh_stall_subject *subject)
 {
 	json_t *holder = bh_gil_render_holder(), *waiters = bh_gil_render_waiters();
-	json_t *native = json_array(), *python;
+	json_t *native = json_array(), *python = bh_gil_frames_read();
 	struct bh_gil_holder later;
 	uint32_t tid = 0;
 
@@ -245,7 +245,6 @@ static json_t *collect(const struct bh_stalls *stalls, const struct bh_stall_sub
 	}
 	if (subject->tid != tid)
 		add_stack(native, subject->thread, subject->tid);
-	python = bh_gil_frames_read();
 	if (json_is_object(holder)) {
 		bh_gil_holder_read(&later);
 		json_object_set_new(holder, "changed",

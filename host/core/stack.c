@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* stack - the native stack of another thread of this process.
  *
- * Thread: any. Keeps: EXIT-4. File-scope state, because a signal handler has nothing to hang it on.
+ * Thread: any. Keeps: EXIT-4, CP-3. File-scope state, because a signal handler has nothing to hang it on.
  *
  * dladdr() would wait for the loader's lock, which a thread inside a library's constructor holds
  * for as long as it likes: names come from _dl_find_object(), what was read of the object's file
@@ -23,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "host/core/log.h"
@@ -502,4 +503,106 @@ size_t bh_stack_render(uint32_t tid, struct bh_deadline until, char *buffer, siz
 	n = ask_locked(tid, until, buffer, size);
 	bh_mutex_unlock(&slot.lock);
 	return n;
+}
+
+/* ---- from outside ---------------------------------------------------------------------------- */
+
+#define STACK_WORDS 2048 /* of a stack, from its inner end */
+
+static bool read_memory(uintptr_t at, void *to, size_t size, size_t *ret_read)
+{
+	struct iovec local = { to, size };
+	struct iovec remote = { (void *)at, size };
+	ssize_t n = process_vm_readv(getpid(), &local, 1, &remote, 1, 0);
+
+	*ret_read = n > 0 ? (size_t)n : 0;
+	return n > 0;
+}
+
+/* Where the thread's system call returns to and its stack ends. False when it is in none, or the
+ * kernel does not say. */
+static bool in_system_call(uint32_t tid, uintptr_t *ret_pc, uintptr_t *ret_sp)
+{
+	char path[64], line[256];
+	unsigned long sp, pc;
+	long number;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%u/syscall", tid);
+	read_line(path, line, sizeof(line));
+	if (sscanf(line, "%ld %*x %*x %*x %*x %*x %*x %lx %lx", &number, &sp, &pc) != 3)
+		return false;
+	*ret_pc = pc;
+	*ret_sp = sp;
+	return number >= 0 && sp != 0;
+}
+
+/* Whether a call stands before `pc`. */
+static bool follows_call(uintptr_t pc)
+{
+#if defined(__x86_64__)
+	struct dl_find_object object;
+	unsigned char code[7];
+	size_t n;
+
+	if (_dl_find_object((void *)pc, &object) != 0 ||
+	    !read_memory(pc - sizeof(code), code, sizeof(code), &n) || n != sizeof(code))
+		return false;
+	if (code[2] == 0xe8) /* to an address that is in the code */
+		return true;
+	for (size_t length = 2; length <= sizeof(code);
+	     length++) { /* to one in a register or memory */
+		const unsigned char *call = &code[sizeof(code) - length];
+
+		if (call[0] == 0xff && (call[1] >> 3 & 7) == 2)
+			return true;
+	}
+	return false;
+#else
+	struct dl_find_object object;
+
+	return _dl_find_object((void *)pc, &object) == 0;
+#endif
+}
+
+static size_t put_frame(uintptr_t pc, const char *before, char *buffer, size_t size)
+{
+	char frame[256];
+	size_t n;
+
+	render_frame(pc, frame, sizeof(frame));
+	n = (size_t)snprintf(buffer, size, "%s%s", before, frame);
+	if (n < size)
+		return n;
+	buffer[0] = '\0';
+	return 0;
+}
+
+static size_t render_from_outside(uintptr_t pc, uintptr_t sp, char *buffer, size_t size)
+{
+	size_t used = put_frame(pc, "", buffer, size), n_read, n_frames = 1;
+	bh_auto_mem uintptr_t *words = calloc(STACK_WORDS, sizeof(*words));
+
+	if (!words || !read_memory(sp, words, STACK_WORDS * sizeof(*words), &n_read))
+		return used;
+	for (size_t i = 0; i < n_read / sizeof(*words) && n_frames < FRAMES_MAX; i++) {
+		size_t n;
+
+		if (!follows_call(words[i]))
+			continue;
+		n = put_frame(words[i] - 1, " < ~", buffer + used, size - used);
+		if (n == 0)
+			break;
+		used += n;
+		n_frames++;
+	}
+	return used;
+}
+
+size_t bh_stack_observe(uint32_t tid, struct bh_deadline until, char *buffer, size_t size)
+{
+	uintptr_t pc, sp;
+
+	if (in_system_call(tid, &pc, &sp))
+		return render_from_outside(pc, sp, buffer, size);
+	return bh_stack_render(tid, until, buffer, size);
 }

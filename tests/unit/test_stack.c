@@ -136,6 +136,58 @@ static void exit4_learnt(void)
 #endif
 }
 
+/* ---- from outside ---------------------------------------------------------------------------- */
+
+static struct {
+	_Atomic bool there;
+	struct timespec left; /* of its sleep: none, unless it was disturbed */
+	int result;
+} sleeper;
+
+static __attribute__((noinline)) void sleep_here(void *arg)
+{
+	const struct timespec long_while = { .tv_nsec = 600 * 1000 * 1000 };
+
+	(void)arg;
+	atomic_store(&sleeper.there, true);
+	sleeper.result = clock_nanosleep(CLOCK_MONOTONIC, 0, &long_while, &sleeper.left);
+}
+
+static void *sleeper_main(void *arg)
+{
+	(void)arg;
+	atomic_store(&stuck.tid, (uint32_t)gettid());
+	stuck.enter(sleep_here, NULL);
+	return NULL;
+}
+
+/* Asks again and again for as long as it sleeps. */
+static void cp3_not_disturbed(void)
+{
+	char text[4096] = "", seen[4096] = "";
+	struct bh_deadline until = PATIENCE;
+	pthread_t thread;
+
+	stuck.enter = open_library();
+	CU_ASSERT_PTR_NOT_NULL_FATAL(stuck.enter);
+	CU_ASSERT_EQUAL_FATAL(bh_thread_create(&thread, "asleep", sleeper_main, NULL, NULL), 0);
+	while (!atomic_load(&sleeper.there) && !bh_deadline_passed(until))
+		nap();
+	for (int i = 0; i < 20 && !strstr(seen, "nanosleep"); i++) {
+		nap();
+		bh_stack_observe(stuck.tid, PATIENCE, text, sizeof(text));
+		if (strstr(text, "nanosleep"))
+			memcpy(seen, text, sizeof(seen));
+	}
+	CU_ASSERT_EQUAL(bh_thread_join(thread, PATIENCE, NULL), 0);
+	CU_ASSERT_EQUAL(sleeper.result, 0);
+	CU_ASSERT_PTR_NOT_NULL(strstr(seen, "nanosleep+0x"));
+#ifdef __x86_64__
+	CU_ASSERT_PTR_NOT_NULL(strstr(seen, "~statics.so:"));
+#endif
+	printf("# %s\n", seen);
+}
+
 /* ---- files that are not what they should be --------------------------------------------------- */
 
 static bool write_file(const char *path, const char *bytes, size_t size)
@@ -229,6 +281,8 @@ static void exit4_gone(void)
 }
 
 static const struct bh_test tests[] = {
+	{ "CP-3: a thread in a system call is seen from outside and not disturbed",
+	  cp3_not_disturbed },
 	{ "EXIT-4: exported functions are named, the executable's static ones too",
 	  exit4_exported },
 	{ "EXIT-4: a file that is none, or is damaged, teaches nothing", exit4_bad_files },
