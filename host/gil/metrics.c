@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
 /* metrics - see metrics.h.
  *
- * The books are gone through once a family: its samples stand together on the page, and what the
- * books lend for a row is not kept any longer than that row. The families are therefore of moments
- * that lie a little apart, as the books are while they are written. */
+ * A family's samples stand together on the page, and going through the books of many threads takes a
+ * while: they are read once, into rows that every family is written from. */
 #include "config.h"
 
 #include "host/gil/metrics.h"
@@ -72,32 +71,65 @@ static const struct {
 		{ "site", (stats)->account }, { "plane", bh_plane_name((stats)->plane) },          \
 	}
 
-static void put_rows(struct bh_metrics_text *text)
+struct reading {
+	struct bh_gil_stats stats;
+	struct reading *next;
+};
+
+static struct reading *readings_free(struct reading *all)
+{
+	while (all) {
+		struct reading *next = all->next;
+
+		free(all);
+		all = next;
+	}
+	return NULL;
+}
+BH_DEFINE_AUTO(struct reading, readings_free)
+
+/* In the books' order. False without memory. */
+static bool read_books(struct reading **ret_all)
+{
+	bh_auto(readings_free) struct reading *all = NULL;
+	struct reading **end = &all;
+	uint32_t cursor = 0;
+
+	do {
+		*end = calloc(1, sizeof(**end));
+		if (!*end)
+			return false;
+		if (!bh_gil_stats_next(&cursor, &(*end)->stats))
+			break;
+		end = &(*end)->next;
+	} while (true);
+	free(*end);
+	*end = NULL;
+	*ret_all = bh_steal(&all);
+	return true;
+}
+
+static void put_rows(struct bh_metrics_text *text, const struct reading *all)
 {
 	for (size_t r = 0; r < BH_ARRAY_LEN(rows); r++) {
-		struct bh_gil_stats stats;
-		uint32_t cursor = 0;
-
 		bh_metrics_family(text, rows[r].type, rows[r].name, rows[r].help);
-		while (bh_gil_stats_next(&cursor, &stats)) {
-			const struct bh_metric_label labels[] = LABELS(&stats);
+		for (const struct reading *one = all; one; one = one->next) {
+			const struct bh_metric_label labels[] = LABELS(&one->stats);
 
 			bh_metrics_sample(text, labels, BH_ARRAY_LEN(labels),
-					  rows[r].value(&stats));
+					  rows[r].value(&one->stats));
 		}
 	}
 }
 
-static void put_times(struct bh_metrics_text *text, const char *name, const char *help,
+static void put_times(struct bh_metrics_text *text, const struct reading *all, const char *name,
+		      const char *help,
 		      const struct bh_gil_times *(*times_of)(const struct bh_gil_stats *stats))
 {
-	struct bh_gil_stats stats;
-	uint32_t cursor = 0;
-
 	bh_metrics_family(text, BH_METRIC_HISTOGRAM, name, help);
-	while (bh_gil_stats_next(&cursor, &stats)) {
-		const struct bh_metric_label labels[] = LABELS(&stats);
-		const struct bh_gil_times *times = times_of(&stats);
+	for (; all; all = all->next) {
+		const struct bh_metric_label labels[] = LABELS(&all->stats);
+		const struct bh_gil_times *times = times_of(&all->stats);
 		struct bh_histogram_counts counts = { 0 };
 
 		if (times->histogram)
@@ -175,11 +207,17 @@ static void put_probe(struct bh_metrics_text *text)
 
 void bh_gil_metrics_render(struct bh_metrics_text *text, void *arg)
 {
+	bh_auto(readings_free) struct reading *all = NULL;
+
 	(void)arg;
-	put_rows(text);
-	put_times(text, "bulkhead_gil_wait_seconds",
+	if (!read_books(&all)) {
+		bh_metrics_fail(text);
+		return;
+	}
+	put_rows(text, all);
+	put_times(text, all, "bulkhead_gil_wait_seconds",
 		  "From asking for the GIL to getting it, at an outermost entry.", wait_of);
-	put_times(text, "bulkhead_gil_inside_seconds",
+	put_times(text, all, "bulkhead_gil_inside_seconds",
 		  "From an outermost entry to its leave, whoever held the GIL in between.",
 		  inside_of);
 	put_one(text, BH_METRIC_COUNTER, "bulkhead_gil_unsanctioned",
