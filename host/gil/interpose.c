@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #define BH_INTERPOSED __attribute__((visibility("default")))
 /* Taken by every interposed function itself: no wrapper between it and its caller. */
@@ -197,15 +198,34 @@ static PyThreadState *current_state(void)
 #endif
 }
 
+#if PY_VERSION_HEX >= 0x030c0000
 bool bh_gil_holds(void)
 {
-	/* The current state is the holder's on 3.11 and the thread's own from 3.12 on: equal to
-	 * one's own only while holding on both. (PyGILState_Check says yes to all once there is
-	 * a second interpreter.) */
-	PyThreadState *mine = PyGILState_GetThisThreadState();
-
-	return mine && mine == current_state();
+	/* The thread's own, whichever interpreter it is of; set only while it holds. */
+	return current_state() != NULL;
 }
+#else
+/* In another interpreter a thread has another state than the one that is known as its own. Whose the
+ * current one is, the kernel is asked to read: unless it is ours it may be freed at any moment. */
+static bool holds_elsewhere(const PyThreadState *current)
+{
+	const struct bh_gil_record record = { .state = (uintptr_t)current };
+	PyInterpreterState *newest = PyInterpreterState_Head();
+
+	return newest && newest != PyInterpreterState_Main() &&
+	       bh_gil_record_tid(&record) == (uint32_t)gettid();
+}
+
+bool bh_gil_holds(void)
+{
+	/* The holder's. (PyGILState_Check says yes to all once there is a second interpreter.) */
+	PyThreadState *current = current_state();
+
+	if (!current)
+		return false;
+	return current == PyGILState_GetThisThreadState() || holds_elsewhere(current);
+}
+#endif
 
 /* ---- what raw calls do ----------------------------------------------------------------------- */
 

@@ -3,6 +3,7 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
@@ -68,6 +69,12 @@ APP = {
                 await self.pool("hold").call(in_c, ctypes.PyDLL, status)
 
             @bulkhead.endpoint
+            async def in_another_interpreter(self, status: int) -> None:
+                import _xxsubinterpreters
+                _xxsubinterpreters.run_string(
+                    _xxsubinterpreters.create(), f"import ctypes; ctypes.PyDLL(None).exit({status})")
+
+            @bulkhead.endpoint
             async def system_exit(self, status: int) -> None:
                 sys.exit(status)
 
@@ -121,7 +128,11 @@ def closed(h):
 HANDLERS = ["handler-late", "handler-open", "handler-load", "destructor"]
 
 
-@pytest.mark.parametrize("where", ["on_main", "on_main_with_the_gil"])
+# From 3.12 on ctypes cannot be imported into another interpreter.
+SUBINTERPRETERS = ["in_another_interpreter"] if sys.version_info < (3, 12) else []
+
+
+@pytest.mark.parametrize("where", ["on_main", "on_main_with_the_gil", *SUBINTERPRETERS])
 def test_exit2_pools_are_closed_before_any_handler_of_their_libraries(host, where):
     """H09's order: everything of a plugin ends before its library's exit handlers, in reverse load order."""
     h = start(host)
