@@ -36,6 +36,7 @@ from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
 
 _QUICK_MAX = 20
 _LEFTOVERS_S = 1.0  # for what is ready to run before the loop is left, and for cancelled tasks to end
+_FILE_SHOWN = 190  # bytes of a long path's end that a report's frame has for certain
 _EVENTS_MAX = 256  # that wait for one app's supervise()
 _TURNS = 100  # of another's loop, for what is ready to run before it is left
 _LATE_STOP_S = 0.2  # for a stop() that is over its time because another app kept main busy
@@ -199,6 +200,15 @@ class _AppRun:
             await _call_life(getattr(self.object, "stop", None), self.info)
 
 
+_MARKS = (" in _Supervision.call", " in _Supervision.follow")  # of frames that run somebody's supervise()
+
+
+def _runs_supervise(stall: dict[str, Any]) -> bool:
+    """Whether main was in a supervise() when the report was made."""
+    return any(frame.startswith(__file__[-_FILE_SHOWN:]) and frame.endswith(_MARKS)
+               for row in stall.get("python") or () if row["tid"] == os.getpid() for frame in row["frames"])
+
+
 class _Supervision:
     """Tells one app of events, in their order and one at a time: a slow supervise() delays only its own app."""
 
@@ -301,6 +311,7 @@ class _Main:
         self.apps = [_AppRun(*app) for app in _bulkhead.apps()]
         self.running: dict[asyncio.Task[None], tuple[Any, float]] = {}  # for which request, and since when
         self.leaving = False
+        self.own_stalls: set[Any] = set()  # by number: those that a supervise() made, and that are not over
         self.leave_at_last: Optional[asyncio.TimerHandle] = None
         self.handlers: dict[int, Callable[[Any], None]] = {
             _bulkhead.PLUGIN_LOAD: lambda request: request.load_plugin(),
@@ -344,8 +355,22 @@ class _Main:
         told = json.loads(request.body)
         kind, stall = told.pop("kind"), told.get("stall")
         request.ok()
+        if isinstance(stall, dict) and self.is_own_stall(kind, stall):
+            return
         for app in self.apps:  # each with facts of its own
             app.supervision.tell(Event(kind, copy.deepcopy(stall if isinstance(stall, dict) else told)))
+
+    def is_own_stall(self, kind: str, stall: dict[str, Any]) -> bool:
+        """Whether somebody's supervise() made it: told of that as well, it would make the next one, and so on."""
+        number = stall.get("id")
+        if kind == "stall" and _runs_supervise(stall):
+            self.own_stalls.add(number)
+            _log(_bulkhead.WARNING, f"stall {number} was made by a supervise() that kept main busy: the apps are not told")
+        elif number not in self.own_stalls:
+            return False
+        elif kind == "stall-over":
+            self.own_stalls.discard(number)
+        return True
 
     def on_give_up(self, request: Any) -> None:
         for task, (asked, since) in list(self.running.items()):

@@ -234,3 +234,47 @@ def test_cp3_apps_are_told_of_stalls_and_failed_pools(host):
     h.call("break_pool")
     until(lambda: ["pool-failed", "count"] in h.call("seen"), what="the pool's failure")
     assert len(h.call("seen")) == 3
+
+
+def test_cp3_a_supervise_that_blocks_main_is_not_told_of_that(host):
+    """Each event would make the next one, for ever."""
+    h = host(
+        """
+        [python]
+        stall_after = 300ms
+        [app app]
+        object = app:App
+        """,
+        {
+            "app.py": """
+                import asyncio
+                import time
+                import bulkhead
+
+                class App:
+                    told = []
+
+                    async def supervise(self, event):
+                        self.told.append([event.kind, event.facts["id"]])
+                        time.sleep(1)
+
+                    @bulkhead.endpoint
+                    async def block(self) -> None:
+                        time.sleep(1)
+
+                    @bulkhead.endpoint
+                    async def events(self) -> list:
+                        return self.told
+            """
+        },
+    )
+    h.call("block")
+    # The one that block() made, and one each that its two events made.
+    until(lambda: len(stalls(h)) >= 3 and all(s["ended"] for s in stalls(h)), 30, "the stalls of supervise()")
+    until(lambda: h.call("events") == [["stall", 1], ["stall-over", 1]], 30, "the events of the first")
+    for _ in range(20):
+        h.call("events")  # main serves, and nothing follows
+    assert len(stalls(h)) == 3, stalls(h)
+    assert h.call("events") == [["stall", 1], ["stall-over", 1]]
+    for number in (2, 3):
+        assert h.find(f"stall {number} was made by a supervise() that kept main busy: the apps are not told")
