@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "host/control/watchdog.h"
+#include "host/core/format.h"
 #include "host/core/log.h"
 #include "host/core/pulse.h"
 #include "host/core/stack.h"
@@ -206,6 +207,7 @@ static void add_stack(json_t *native, const char *thread, uint32_t tid)
 	if (tid == 0 || tid == (uint32_t)gettid())
 		return;
 	bh_stack_observe(tid, bh_deadline_after(STACK_NS), stack, sizeof(stack));
+	bh_text_make_plain(stack);
 	json_array_append_new(native, json_pack("{s:s, s:I, s:s}", "thread", thread ? thread : "",
 						"tid", (json_int_t)tid, "stack", stack));
 }

@@ -181,3 +181,10 @@ bool bh_utf8_valid(const char *text, size_t length)
 	}
 	return true;
 }
+
+void bh_text_make_plain(char *text)
+{
+	for (; *text; text++)
+		if (*text < ' ' || *text > '~') /* also above ASCII, where char is signed */
+			*text = '?';
+}

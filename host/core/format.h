@@ -33,6 +33,9 @@ size_t bh_text_prefix(const char *text, size_t length, size_t max);
 
 /* `length` bytes of well-formed UTF-8: no overlong form, no surrogate, nothing past U+10FFFF. */
 bool bh_utf8_valid(const char *text, size_t length);
+/* Bytes of anybody's choice become printable ASCII, with a '?' for each other one: JSON takes no text
+ * that is not UTF-8, not even a character that was cut. */
+void bh_text_make_plain(char *text);
 
 #define BH_ELLIPSIS "\xe2\x80\xa6" /* … in UTF-8 */
 

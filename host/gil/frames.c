@@ -25,7 +25,6 @@
 #include "host/gil/frames.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -406,26 +405,6 @@ static json_t *render_chain(struct chain *chain)
 
 /* ---- threads --------------------------------------------------------------------------------- */
 
-/* Written by whoever names the thread: not to be trusted with the log or with JSON. */
-static void read_name(uint32_t tid, char out[16])
-{
-	char path[48];
-	ssize_t n = -1;
-	int fd;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%u/comm", tid);
-	fd = tid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-	if (fd >= 0) {
-		n = read(fd, out, 15);
-		close(fd);
-	}
-	out[n > 0 ? n : 0] = '\0';
-	out[strcspn(out, "\n")] = '\0';
-	for (char *c = out; *c; c++)
-		if (*c < 0x20 || *c == 0x7f)
-			*c = '?';
-}
-
 static json_t *render_thread(uintptr_t at, bool holds)
 {
 	PyThreadState state;
@@ -446,7 +425,7 @@ static json_t *render_thread(uintptr_t at, bool holds)
 			innermost_frame(&state) != innermost;
 	}
 	frames = render_chain(&chain);
-	read_name((uint32_t)state.native_thread_id, name);
+	bh_gil_ledger_read_name((uint32_t)state.native_thread_id, name);
 	return json_pack("{s:I, s:s, s:b, s:b, s:o}", "tid", (json_int_t)state.native_thread_id,
 			 "thread", name, "holds", holds, "cut", chain.cut || moved, "frames",
 			 frames);

@@ -139,6 +139,10 @@ const char *bh_gil_ledger_thread_name(struct bh_gil_thread *self, char out[16]);
 /* The same as its row has it, without asking the system; returns its kernel id, 0 without a row. */
 uint32_t bh_gil_ledger_who(struct bh_gil_thread *self, char out[16]);
 
+/* The name of a thread that need not have a row, from procfs, which does not block; plain, "" when it
+ * cannot be had. Thread: any. */
+void bh_gil_ledger_read_name(uint32_t tid, char out[16]);
+
 enum bh_gil_row_state { BH_GIL_OUTSIDE, BH_GIL_WAITING, BH_GIL_INSIDE, BH_GIL_PARKED };
 
 static_assert(BH_GIL_ACCOUNTS <= 1 << 12, "an account fits the 12 bits of a row's word");

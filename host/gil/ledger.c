@@ -18,6 +18,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "host/core/format.h"
 #include "host/core/log.h"
 
 /* Threads; those that come when all rows are taken are counted but not shown. */
@@ -387,21 +388,21 @@ static uint64_t holding_since_ns(const struct holding *holding)
 	return since;
 }
 
-/* For a thread that has no row. Reading its name from procfs does not block. */
-static void read_thread_name(uint32_t tid, char out[16])
+void bh_gil_ledger_read_name(uint32_t tid, char out[16])
 {
 	char path[48];
 	ssize_t n = -1;
 	int fd;
 
 	snprintf(path, sizeof(path), "/proc/self/task/%u/comm", tid);
-	fd = open(path, O_RDONLY | O_CLOEXEC);
+	fd = tid ? open(path, O_RDONLY | O_CLOEXEC) : -1;
 	if (fd >= 0) {
 		n = read(fd, out, 15);
 		close(fd);
 	}
 	out[n > 0 ? n : 0] = '\0';
 	out[strcspn(out, "\n")] = '\0';
+	bh_text_make_plain(out);
 }
 
 static void holding_describe(const struct holding *holding, struct bh_gil_holder *ret_holder)
@@ -411,7 +412,7 @@ static void holding_describe(const struct holding *holding, struct bh_gil_holder
 	if (holding->row)
 		row_read_who(holding->row, &who);
 	else if (holding->tid)
-		read_thread_name(holding->tid, who.thread);
+		bh_gil_ledger_read_name(holding->tid, who.thread);
 	*ret_holder = (struct bh_gil_holder){
 		.held = true,
 		.tid = holding->tid,

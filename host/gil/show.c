@@ -5,6 +5,7 @@
  * Keeps: GIL-6. */
 #include "config.h"
 
+#include "host/core/format.h"
 #include "host/gil/courier.h"
 #include "host/gil/internal.h"
 
@@ -41,10 +42,10 @@ static json_t *json_moment(uint64_t at_ns)
 /* A thread's name is bytes of anybody's choice. */
 static json_t *json_thread_name(const char *name)
 {
-	char plain[16] = "";
+	char plain[16];
 
-	for (size_t i = 0; i < sizeof(plain) - 1 && name[i]; i++)
-		plain[i] = name[i] >= ' ' && name[i] <= '~' ? name[i] : '?';
+	snprintf(plain, sizeof(plain), "%s", name);
+	bh_text_make_plain(plain);
 	return json_string(plain);
 }
 

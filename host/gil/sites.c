@@ -35,7 +35,7 @@ struct site {
 /* A library seen at a raw call. */
 struct library {
 	_Atomic bool named; /* A: release after `name` */
-	char name[128];	    /* "raw:libx.so", valid UTF-8, no other's; a long one is cut */
+	char name[128];	    /* "raw:libx.so", plain, no other's; a long one is cut */
 };
 
 static struct {
@@ -277,16 +277,6 @@ static uint32_t place_of(_Atomic uint64_t *keys, uint32_t n, uint64_t key, bool 
 	return n;
 }
 
-/* A file's name is bytes of anybody's choice, and it ends up in JSON and in metrics. */
-static void make_plain(char *text)
-{
-	bool valid = bh_utf8_valid(text, strlen(text));
-
-	for (; *text; text++)
-		if ((unsigned char)*text < ' ' || *text == 0x7f || (!valid && (*text & 0x80)))
-			*text = '?';
-}
-
 /* By its file's name; by its path when another library has that name already. */
 static void library_make_name(struct library *library, uint32_t number, const struct link_map *map)
 {
@@ -301,12 +291,13 @@ static void library_make_name(struct library *library, uint32_t number, const st
 	if (length <= room)
 		snprintf(library->name, sizeof(library->name), "raw:%s", text);
 	else if (first)
-		snprintf(library->name, sizeof(library->name), "raw:%.*s#%u",
-			 (int)bh_text_prefix(text, length, room), text, number);
+		snprintf(library->name, sizeof(library->name), "raw:%.*s#%u", (int)room, text,
+			 number);
 	else
 		snprintf(library->name, sizeof(library->name), "raw:%s#%u", text + length - room,
 			 number);
-	make_plain(library->name);
+	bh_text_make_plain(
+		library->name); /* a file may have any name, and a cut one may end anywhere */
 }
 
 /* By its path, not by its link_map: that of a library that was closed may be another's by now, and a

@@ -414,7 +414,7 @@ static void cp3_no_frames(void)
 	pthread_t idle;
 	json_t *threads;
 
-	CU_ASSERT_EQUAL_FATAL(bh_thread_create(&idle, "i\001d\177le", keep_state, &tid, NULL), 0);
+	CU_ASSERT_EQUAL_FATAL(bh_thread_create(&idle, "i\001d\377le", keep_state, &tid, NULL), 0);
 	CU_ASSERT_TRUE(EVENTUALLY(atomic_load(&kept)));
 	threads = bh_gil_frames_read();
 	thread = find_thread(threads, tid);

@@ -12,10 +12,12 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -383,6 +385,40 @@ static void gil6_raw_libraries(void)
 	CU_ASSERT_EQUAL(bh_gil_account_raw(getpid), libc);
 	CU_ASSERT_STRING_EQUAL(bh_gil_account_name(bh_gil_account_raw(&local)), "raw:(other code)");
 	CU_ASSERT_EQUAL(site_number("raw:(other code)", "entries"), 0);
+}
+
+/* A copy of the C library's libm under `name`, below a folder of its own. */
+static bool copy_libm(const char *name, char folder[32], char *ret_path, size_t size)
+{
+	void *libm = dlopen("libm.so.6", RTLD_NOW | RTLD_LOCAL);
+	struct link_map *map;
+	char command[512];
+
+	strcpy(folder, "/tmp/bh-gil-XXXXXX");
+	if (!libm || dlinfo(libm, RTLD_DI_LINKMAP, &map) != 0 || !mkdtemp(folder))
+		return false;
+	snprintf(ret_path, size, "%s/%s", folder, name);
+	snprintf(command, sizeof(command), "cp -L '%s' '%s'", map->l_name, ret_path);
+	return system(command) == 0;
+}
+
+static void gil6_library_of_any_name(void)
+{
+	char folder[32], path[128];
+	void *library, *address;
+	json_t *view;
+
+	CU_ASSERT_TRUE_FATAL(copy_libm("g\xc3\xbc\xff.so", folder, path, sizeof(path)));
+	library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	address = library ? dlsym(library, "lgamma") : NULL;
+	unlink(path);
+	rmdir(folder);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(address);
+	CU_ASSERT_STRING_EQUAL(bh_gil_account_name(bh_gil_account_raw(address)), "raw:g???.so");
+	CU_ASSERT_EQUAL(site_number("raw:g???.so", "entries"), 0);
+	view = bh_gil_render(NULL);
+	CU_ASSERT_PTR_NOT_NULL(view);
+	json_decref(view);
 }
 
 /* A thread that Python made and that the ledger never saw. */
@@ -1177,6 +1213,8 @@ static const struct bh_test tests[] = {
 	{ "GIL-6: raw callers are told apart by their libraries", gil6_raw_libraries },
 	{ "GIL-6: libraries of one name, of any name, and those opened again have a row each",
 	  gil6_library_names },
+	{ "GIL-6: a library may have any file name, and JSON takes it all the same",
+	  gil6_library_of_any_name },
 	{ "GIL-6: a thread of Python's that holds the GIL is named", gil6_holder_pythons_thread },
 	{ "GIL-6: the shares of held of two spinners add up to at most the wall time",
 	  gil6_shares_of_held },
