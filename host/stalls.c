@@ -27,9 +27,11 @@
 #define COMPONENT "watchdog"
 #define PULSE_MIN_NS (100 * BH_NS_PER_MS) /* as the probe's preset */
 #define PULSE_MAX_NS BH_NS_PER_S
-#define STACK_NS (200 * BH_NS_PER_MS) /* for one native stack */
-#define FRAMES_KEPT 1000	      /* of all Python stacks of one report */
-#define LOG_STACKS 36		      /* lines for the Python stacks of one report */
+#define STACK_NS (200 * BH_NS_PER_MS)	 /* for one native stack */
+#define FRAMES_KEPT 300			 /* of all Python stacks of one report */
+#define FULL_EVERY_NS (10 * BH_NS_PER_S) /* on average, a report with all stacks, */
+#define FULL_BURST 6			 /* and so many at once */
+#define LOG_STACKS 36			 /* lines for the Python stacks of one report */
 #define FREE_FOR_NS BH_NS_PER_S /* after which a GIL that nobody takes is sampled less often, */
 #define FREE_LEFT_OUT 4		/* namely at every fifth beat */
 #define LOOP_GAUGES 3		/* the GIL's, asyncio's and the control loop's */
@@ -43,6 +45,7 @@ struct bh_stalls {
 	struct bh_control *control; /* M: NULL once stop has been asked for: it goes soon */
 	struct bh_pulse asyncio, native;
 	struct bh_watchdog *watchdog; /* T: main */
+	uint64_t full_after_ns;	      /* T: watchdog; see may_be_full() */
 	uint64_t free_ns; /* T: watchdog; for how long samples have found the GIL free */
 	struct task_gauge {
 		struct bh_stalls *stalls;
@@ -231,9 +234,20 @@ static json_t *trim_frames(json_t *python)
 	return python;
 }
 
+static void keep_frames_of(json_t *python, uint32_t holder, uint32_t subject)
+{
+	for (size_t i = json_array_size(python); i-- > 0;) {
+		uint32_t tid = tid_of(json_array_get(python, i));
+
+		if (tid != holder && tid != subject)
+			json_array_remove(python, i);
+	}
+}
+
 /* The holder first, for it is what goes away first; then the stacks, Python's before the native ones,
  * for these may disturb; and whether they are still that holder's. */
-static json_t *collect(const struct bh_stalls *stalls, const struct bh_stall_subject *subject)
+static json_t *collect(const struct bh_stalls *stalls, const struct bh_stall_subject *subject,
+		       bool full)
 {
 	json_t *holder = bh_gil_render_holder(), *waiters = bh_gil_render_waiters();
 	json_t *native = json_array(), *python = bh_gil_frames_read();
@@ -252,9 +266,11 @@ static json_t *collect(const struct bh_stalls *stalls, const struct bh_stall_sub
 		json_object_set_new(holder, "changed",
 				    json_boolean(!later.held || later.tid != tid));
 	}
-	return json_pack("{s:o, s:o, s:o, s:o}", "holder", holder ? holder : json_null(), "waiters",
-			 waiters ? waiters : json_array(), "native", native, "python",
-			 python ? trim_frames(python) : json_array());
+	if (!full)
+		keep_frames_of(python, tid, subject->tid);
+	return json_pack("{s:o, s:o, s:o, s:o, s:b}", "holder", holder ? holder : json_null(),
+			 "waiters", waiters ? waiters : json_array(), "native", native, "python",
+			 python ? trim_frames(python) : json_array(), "brief", !full);
 }
 
 /* ---- what is told of it ---------------------------------------------------------------------- */
@@ -325,6 +341,7 @@ static void log_python(const json_t *episode)
 static void log_episode(const json_t *episode)
 {
 	const json_t *holder = json_object_get(episode, "holder");
+	bool brief = json_is_true(json_object_get(episode, "brief"));
 
 	bh_log(BH_LOG_WARNING, COMPONENT, "stall", BH_STR("kind", text_at(episode, "kind")),
 	       BH_INT("stall", number_at(episode, "id")), BH_INT("lag_ms", ms_at(episode, "lag_s")),
@@ -341,7 +358,10 @@ static void log_episode(const json_t *episode)
 	       BH_INT("holder_task", number_at(holder, "task")),
 	       BH_INT("holder_since_ms", ms_at(holder, "since_s")),
 	       BH_INT("holder_changed", json_is_true(json_object_get(holder, "changed"))),
-	       BH_INT("waiters", json_array_size(json_object_get(episode, "waiters"))));
+	       BH_INT("waiters", json_array_size(json_object_get(episode, "waiters"))),
+	       BH_INT("brief", brief));
+	if (brief)
+		return;
 	log_native(episode);
 	log_python(episode);
 }
@@ -358,12 +378,28 @@ static void tell_apps(struct bh_stalls *stalls, const char *kind, json_t *episod
 	bh_mutex_unlock(&stalls->lock);
 }
 
+/* Many stalls at once, or a limit that is too tight, must not drown the log and the book in stacks:
+ * FULL_BURST reports may have all of them at once, and then one every FULL_EVERY_NS. The others keep
+ * those of the holder and of who is stuck, and have one line in the log. */
+static bool may_be_full(struct bh_stalls *stalls)
+{
+	uint64_t now = bh_now_ns(), ahead = (FULL_BURST - 1) * FULL_EVERY_NS;
+
+	if (stalls->full_after_ns > now + ahead)
+		return false;
+	if (stalls->full_after_ns < now)
+		stalls->full_after_ns = now;
+	stalls->full_after_ns += FULL_EVERY_NS;
+	return true;
+}
+
 static uint64_t on_begin(const struct bh_gauge *gauge, const struct bh_stall_subject *subject,
 			 void *arg)
 {
 	struct bh_stalls *stalls = arg;
+	bool full = may_be_full(stalls);
 	uint64_t id = bh_stall_book_begin(stalls->book, gauge->kind, gauge->limit_ns, subject,
-					  collect(stalls, subject));
+					  collect(stalls, subject, full));
 	json_t *episode = bh_stall_book_render_one(stalls->book, id);
 
 	if (episode)

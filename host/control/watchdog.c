@@ -20,48 +20,55 @@ struct beat {
 };
 
 struct episode {
-	const struct bh_gauge *gauge; /* NULL: an empty row */
-	uint64_t key, since_ns, id;
+	bool open; /* false: an empty row */
 	bool seen; /* at the present look */
+	uint64_t key, since_ns, id;
 };
 
 struct bh_watchdog {
-	struct bh_watchdog_config config;	  /* I */
-	struct bh_gauge *gauges;		  /* I: owned */
-	uint64_t least_limit_ns;		  /* I: of all gauges; 0: nothing is looked at */
-	struct beat *beats;			  /* T: watchdog; owned; the last one is the look */
-	size_t n_beats;				  /* I */
-	struct episode episodes[BH_EPISODES_MAX]; /* T: watchdog */
-	uint64_t quiet_until_ns;		  /* T: watchdog; nobody is accused before */
-	pthread_t thread;			  /* I: after start */
-	struct bh_mutex lock;			  /* guards `stopping`; a leaf */
-	struct bh_cond changed;			  /* `stopping` has become true */
-	bool stopping;				  /* M */
+	struct bh_watchdog_config config; /* I */
+	struct bh_gauge *gauges;	  /* I: owned */
+	uint64_t least_limit_ns;	  /* I: of all gauges; 0: nothing is looked at */
+	struct beat *beats;		  /* T: watchdog; owned; the last one is the look */
+	size_t n_beats;			  /* I */
+	/* T: watchdog; owned; BH_SUBJECTS_MAX rows a gauge, so that none takes another's */
+	struct episode *episodes;
+	uint64_t quiet_until_ns; /* T: watchdog; nobody is accused before */
+	pthread_t thread;	 /* I: after start */
+	struct bh_mutex lock;	 /* guards `stopping`; a leaf */
+	struct bh_cond changed;	 /* `stopping` has become true */
+	bool stopping;		 /* M */
 };
 
 /* ---- the gauges ------------------------------------------------------------------------------ */
 
+static struct episode *episodes_of(struct bh_watchdog *watchdog, const struct bh_gauge *gauge)
+{
+	return &watchdog->episodes[(size_t)(gauge - watchdog->gauges) * BH_SUBJECTS_MAX];
+}
+
 static struct episode *find(struct bh_watchdog *watchdog, const struct bh_gauge *gauge,
 			    uint64_t key)
 {
-	for (size_t i = 0; i < BH_EPISODES_MAX; i++) {
-		struct episode *episode = &watchdog->episodes[i];
+	struct episode *episodes = episodes_of(watchdog, gauge);
 
-		if (episode->gauge == gauge && (!gauge || episode->key == key))
-			return episode;
-	}
+	for (size_t i = 0; i < BH_SUBJECTS_MAX; i++)
+		if (episodes[i].open && episodes[i].key == key)
+			return &episodes[i];
 	return NULL;
 }
 
 static void begin(struct bh_watchdog *watchdog, const struct bh_gauge *gauge,
 		  const struct bh_stall_subject *subject)
 {
-	struct episode *episode = find(watchdog, NULL, 0);
+	struct episode *episode = episodes_of(watchdog, gauge), *end = episode + BH_SUBJECTS_MAX;
 
-	if (!episode)
+	while (episode < end && episode->open)
+		episode++;
+	if (episode == end)
 		return; /* there will be room at another look, if it is still stuck then */
 	*episode = (struct episode){
-		.gauge = gauge, .key = subject->key, .since_ns = subject->since_ns, .seen = true
+		.open = true, .seen = true, .key = subject->key, .since_ns = subject->since_ns
 	};
 	episode->id = watchdog->config.begin(gauge, subject, watchdog->config.arg);
 }
@@ -96,16 +103,16 @@ static void look_at(struct bh_watchdog *watchdog, const struct bh_gauge *gauge)
 }
 
 /* Ends what its gauge has not named any more. */
-static void sweep(struct bh_watchdog *watchdog)
+static void sweep(struct bh_watchdog *watchdog, const struct bh_gauge *gauge)
 {
+	struct episode *episodes = episodes_of(watchdog, gauge);
 	uint64_t now = bh_now_ns();
 
-	for (size_t i = 0; i < BH_EPISODES_MAX; i++) {
-		struct episode *episode = &watchdog->episodes[i];
-		const struct bh_gauge *gauge = episode->gauge;
+	for (size_t i = 0; i < BH_SUBJECTS_MAX; i++) {
+		struct episode *episode = &episodes[i];
 
-		if (gauge && !episode->seen) {
-			episode->gauge = NULL;
+		if (episode->open && !episode->seen) {
+			episode->open = false;
 			watchdog->config.end(gauge, episode->id, now - episode->since_ns,
 					     watchdog->config.arg);
 		}
@@ -119,9 +126,10 @@ static uint32_t look(uint64_t elapsed_ns, void *arg)
 
 	(void)elapsed_ns;
 	for (size_t i = 0; i < watchdog->config.n_gauges; i++)
-		if (watchdog->gauges[i].limit_ns > 0)
+		if (watchdog->gauges[i].limit_ns > 0) {
 			look_at(watchdog, &watchdog->gauges[i]);
-	sweep(watchdog);
+			sweep(watchdog, &watchdog->gauges[i]);
+		}
 	return 0;
 }
 
@@ -200,6 +208,7 @@ static void watchdog_free(struct bh_watchdog *watchdog)
 {
 	bh_cond_fini(&watchdog->changed);
 	bh_mutex_fini(&watchdog->lock);
+	free(watchdog->episodes);
 	free(watchdog->gauges);
 	free(watchdog->beats);
 	free(watchdog);
@@ -234,7 +243,9 @@ static bool fill(struct bh_watchdog *watchdog, const struct bh_watchdog_config *
 	watchdog->config = *config;
 	watchdog->gauges = calloc(config->n_gauges + 1, sizeof(*watchdog->gauges));
 	watchdog->beats = calloc(config->n_beats + 1, sizeof(*watchdog->beats));
-	if (!watchdog->gauges || !watchdog->beats)
+	watchdog->episodes =
+		calloc(config->n_gauges + 1, BH_SUBJECTS_MAX * sizeof(*watchdog->episodes));
+	if (!watchdog->gauges || !watchdog->beats || !watchdog->episodes)
 		return false;
 	for (size_t i = 0; i < config->n_gauges; i++)
 		watchdog->gauges[i] = config->gauges[i];

@@ -25,8 +25,7 @@ struct bh_beat {
 	void *arg;
 };
 
-#define BH_SUBJECTS_MAX 32 /* of one gauge at once */
-#define BH_EPISODES_MAX 64 /* of all at once; what comes on top is told when there is room */
+#define BH_SUBJECTS_MAX 32 /* of one gauge at once; what comes on top is told when there is room */
 
 /* Something that can be stuck, or several such (the tasks of a pool). */
 struct bh_gauge {

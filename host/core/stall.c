@@ -24,7 +24,8 @@ struct report {
 };
 
 /* What a report lacks, for whatever reason, is null or empty: every entry has every key. */
-static const char no_report[] = "\"holder\":null,\"waiters\":[],\"native\":[],\"python\":[]";
+static const char no_report[] =
+	"\"holder\":null,\"waiters\":[],\"native\":[],\"python\":[],\"brief\":false";
 
 struct episode {
 	uint64_t id; /* 0: an empty row */
@@ -59,9 +60,9 @@ const char *bh_stall_kind_name(enum bh_stall_kind kind)
 
 static char *report_text(json_t *json)
 {
-	json_t *whole =
-		json ? json_pack("{s:n, s:[], s:[], s:[]}", "holder", "waiters", "native", "python")
-		     : NULL;
+	json_t *whole = json ? json_pack("{s:n, s:[], s:[], s:[], s:b}", "holder", "waiters",
+					 "native", "python", "brief", 0)
+			     : NULL;
 	char *text = NULL;
 
 	if (whole && json_object_update(whole, json) == 0)

@@ -66,6 +66,11 @@ def begun(h, kind, timeout=10.0):
     return until(lambda: stalls(h, kind), timeout, f"a stall of kind {kind}")[0]
 
 
+def over_all(h, n):
+    """All `n` stalls of tasks, once they are over."""
+    return until(lambda: len(found := stalls(h, "task")) == n and all(s["ended"] for s in found) and found, 30, f"{n} stalls")
+
+
 def over(h, kind, timeout=20.0):
     """Its only episode, once it is over."""
 
@@ -177,6 +182,19 @@ def test_cp3_a_host_at_work_has_no_stalls(host):
     assert seen["limits"] == {"gil_s": 2, "asyncio_s": 2, "control_s": 1}
     for lag in seen["lags"].values():
         assert lag["n"] >= 5 and 0 < lag["p50_s"] <= lag["p99_s"] and lag["p99_s"] < 2
+
+
+def test_cp3_many_stalls_at_once_do_not_drown_the_log(host):
+    h = host(HOLD.replace("workers = 2\n    stall_after", "workers = 12\n    stall_after"), APP)
+    h.call("naps", [1500 * SLOW] * 12, timeout=30)
+    found = over_all(h, 12)
+    assert sum(not s["brief"] for s in found) <= 7, "six at once, and perhaps one more by now"
+    for s in found:
+        if s["brief"]:
+            assert {row["tid"] for row in s["python"]} <= {s["tid"], (s["holder"] or {}).get("tid")}
+    assert sum(line.get("msg") == "stall" for line in h.log) == 12
+    assert {line["stall"] for line in h.log if line.get("msg") == "stall: Python stack"} <= {
+        str(s["id"]) for s in found if not s["brief"]}
 
 
 def test_cp3_limits_of_0_are_no_limits(host):

@@ -484,6 +484,61 @@ static void a_silent_loop_is_a_stall(void)
 	bh_postbox_fini(&silent.box);
 }
 
+/* As many as there are rows for, each of another number. */
+static uint32_t crowd_look(uint64_t before_ns, struct bh_stall_subject *ret, void *arg)
+{
+	(void)arg;
+	for (uint32_t i = 0; i < BH_SUBJECTS_MAX; i++)
+		ret[i] = (struct bh_stall_subject){ .key = i, .since_ns = before_ns / 2 };
+	return BH_SUBJECTS_MAX;
+}
+
+static uint32_t lone_look(uint64_t before_ns, struct bh_stall_subject *ret, void *arg)
+{
+	*ret = (struct bh_stall_subject){ .since_ns = before_ns / 2 };
+	return atomic_load((_Atomic bool *)arg);
+}
+
+static _Atomic unsigned crowd_begun, lone_begun;
+
+static uint64_t crowd_begin(const struct bh_gauge *gauge, const struct bh_stall_subject *subject,
+			    void *arg)
+{
+	(void)subject;
+	(void)arg;
+	return atomic_fetch_add(gauge->look == lone_look ? &lone_begun : &crowd_begun, 1);
+}
+
+static void crowd_end(const struct bh_gauge *gauge, uint64_t id, uint64_t lag_ns, void *arg)
+{
+	(void)gauge;
+	(void)id;
+	(void)lag_ns;
+	(void)arg;
+}
+
+static void a_crowd_leaves_room(void)
+{
+	_Atomic bool lonely = false;
+	const struct bh_gauge gauges[] = { { BH_STALL_TASK, LIMIT, crowd_look, NULL },
+					   { BH_STALL_TASK, LIMIT, crowd_look, NULL },
+					   { BH_STALL_TASK, LIMIT, crowd_look, NULL },
+					   { BH_STALL_GIL, LIMIT, lone_look, &lonely } };
+	const struct bh_watchdog_config config = { .gauges = gauges,
+						   .n_gauges = BH_ARRAY_LEN(gauges),
+						   .begin = crowd_begin,
+						   .end = crowd_end };
+	struct bh_watchdog *watchdog = NULL;
+
+	CU_ASSERT_FATAL(bh_watchdog_start(&config, &watchdog, NULL) == 0);
+	CU_ASSERT(EVENTUALLY(atomic_load(&crowd_begun) == 3 * BH_SUBJECTS_MAX));
+	atomic_store(&lonely, true);
+	CU_ASSERT(EVENTUALLY(atomic_load(&lone_begun) == 1));
+	bh_watchdog_stop(watchdog);
+	CU_ASSERT_FATAL(bh_watchdog_join(watchdog, AMPLE, NULL) == 0);
+	CU_ASSERT(atomic_load(&crowd_begun) == 3 * BH_SUBJECTS_MAX);
+}
+
 static const struct bh_test tests[] = {
 	{ "GIL-6: the watchdog ticks at its pace until it is stopped", ticks_until_stopped },
 	{ "GIL-6: a watchdog that is late does not catch up in a burst", late_ticks_do_not_burst },
@@ -499,6 +554,8 @@ static const struct bh_test tests[] = {
 	{ "CP-2: a stop waits for the present report, and for no other", no_report_after_a_stop },
 	{ "CP-3: a limit longer than the machine has been up accuses nobody",
 	  a_limit_above_the_uptime },
+	{ "CP-3: many that stall do not keep another kind of stall from being told",
+	  a_crowd_leaves_room },
 	{ "CP-3: a gauge without a limit is never looked at", no_limit_no_look },
 	{ "CP-3: beats go on beside gauges", beats_and_gauges_together },
 	{ "CP-3: a loop that does not answer its pulse is a stall until it does",
