@@ -18,8 +18,10 @@ struct bh_gil_book;
 /* What an entry is booked under. Numbers below BH_GIL_SITES_MAX are sites. */
 /* Threads that Python made, and main before its first scope. */
 #define BH_GIL_ACCOUNT_PYTHON BH_GIL_SITES_MAX
+/* Whoever holds the GIL without a row, once there are threads that have found none. */
+#define BH_GIL_ACCOUNT_UNKNOWN (BH_GIL_SITES_MAX + 1)
 /* Scopes opened by the raw C-API, one number a library. */
-#define BH_GIL_ACCOUNT_RAW (BH_GIL_SITES_MAX + 1)
+#define BH_GIL_ACCOUNT_RAW (BH_GIL_SITES_MAX + 2)
 #define BH_GIL_RAW_LIBRARIES 63
 #define BH_GIL_ACCOUNTS (BH_GIL_ACCOUNT_RAW + BH_GIL_RAW_LIBRARIES)
 
@@ -42,6 +44,7 @@ struct bh_gil_thread {
 	bool by_attach;	 /* the outermost scope was opened by an attach: its opposite closes it */
 	bool counted;	 /* it is in the gate's count */
 	bool exempt;	 /* main: never stopped, never counted */
+	bool rowless;	 /* it has found all rows taken */
 	bool forced;	 /* an unsanctioned entry that a test asked for */
 	bool pythons;	 /* Python made this thread: CPython's own rules hold for it */
 	bool forwarding; /* inside a real function: what arrives from there is not a caller of ours
@@ -179,6 +182,7 @@ bool bh_gil_row_view(uint32_t *cursor, struct bh_gil_view *ret_view); /* Thread:
 /* The holder, as a row would say it. False: nobody holds the GIL. */
 bool bh_gil_holder_view(struct bh_gil_view *ret_view); /* Thread: any. */
 uint64_t bh_gil_sampled_ns(void);
+uint32_t bh_gil_rowless(void); /* threads that have found all rows taken, so far */
 
 /* Somebody whom the closing gate waits for: the one who has been in for the longest. */
 struct bh_gil_inmate {

@@ -25,6 +25,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "host/core/log.h"
+
 #define BH_INTERPOSED __attribute__((visibility("default")))
 /* Taken by every interposed function itself: no wrapper between it and its caller. */
 #define CALLER __builtin_return_address(0)
@@ -397,8 +399,16 @@ BH_INTERPOSED void PyThreadState_Delete(PyThreadState *state)
  * (and aborts in a noexcept one, or in a catch-all). 3.14 hangs it; so do we. */
 BH_INTERPOSED _Noreturn void pthread_exit(void *value)
 {
-	if (is_pythons_own(CALLER) && bh_gil_gate_closed())
+	if (is_pythons_own(CALLER) && bh_gil_gate_closed()) {
+		/* Main itself, when a second interpreter's finalization lets go of the GIL: then there
+		 * is nobody left to go on, and the stop's deadline ends the process. */
+		if (bh_gil_self.exempt)
+			bh_log(BH_LOG_ERROR, "gil",
+			       "Python gave its main thread up in the midst of finalization; was "
+			       "an "
+			       "interpreter left that had printed?");
 		bh_gil_hang();
+	}
 	real.thread_exit(value);
 }
 

@@ -52,6 +52,7 @@ struct bh_gil_row {
 
 static struct bh_gil_row rows[ROWS_MAX];
 static _Atomic uint32_t rows_used; /* A: relaxed; no row at or above it was ever taken */
+static _Atomic uint32_t rowless;   /* A: relaxed; threads that have found no row, ended ones too */
 static pthread_key_t row_key;	   /* I: gives a row back when its thread ends */
 static _Atomic bool row_key_made;  /* A: release after row_key */
 
@@ -199,6 +200,11 @@ bh_status bh_gil_ledger_init(struct bh_error *err)
 	return 0;
 }
 
+uint32_t bh_gil_rowless(void)
+{
+	return atomic_load_explicit(&rowless, memory_order_relaxed);
+}
+
 static void row_open(struct bh_gil_thread *self)
 {
 	struct bh_gil_row *row;
@@ -206,8 +212,12 @@ static void row_open(struct bh_gil_thread *self)
 	if (!atomic_load_explicit(&row_key_made, memory_order_acquire))
 		return; /* a raw call before main() */
 	row = row_claim();
-	if (!row)
+	if (!row) {
+		if (!self->rowless)
+			atomic_fetch_add_explicit(&rowless, 1, memory_order_relaxed);
+		self->rowless = true;
 		return;
+	}
 	if (pthread_setspecific(row_key, row) != 0) {
 		row_give_back(row);
 		return;
@@ -359,6 +369,8 @@ static bool holding_read(struct holding *ret_holding)
 		if (holding.in_scope)
 			holding.account = doing.account;
 		holding.since_ns = doing.since_ns;
+	} else if (bh_gil_rowless() > 0) {
+		holding.account = BH_GIL_ACCOUNT_UNKNOWN; /* perhaps one of Python's */
 	}
 	*ret_holding = holding;
 	return true;

@@ -216,7 +216,9 @@ void bh_gil_metrics_render(struct bh_metrics_text *text, void *arg)
 	}
 	put_rows(text, all);
 	put_times(text, all, "bulkhead_gil_wait_seconds",
-		  "From asking for the GIL to getting it, at an outermost entry.", wait_of);
+		  "From asking for the GIL to getting it, at an outermost entry or coming back "
+		  "inside of one.",
+		  wait_of);
 	put_times(text, all, "bulkhead_gil_inside_seconds",
 		  "From an outermost entry to its leave, whoever held the GIL in between.",
 		  inside_of);

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 
+#include "host/core/log.h"
 #include "host/core/sync.h"
 
 static struct {
@@ -77,9 +78,15 @@ static bool rest(void)
 
 static void *run(void *arg)
 {
+	struct bh_error err = { 0 };
+
 	(void)arg;
+	/* What is measured is the wait, not the making of a thread state each time. */
+	if (bh_gil_worker_start(&err) < 0)
+		bh_log_error(BH_LOG_WARNING, "gil", "the probe keeps no thread state", &err);
 	while (rest() && ask())
 		;
+	bh_gil_worker_stop();
 	return NULL;
 }
 

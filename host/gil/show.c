@@ -262,11 +262,11 @@ json_t *bh_gil_render(void *arg)
 	uint64_t now = bh_now_ns();
 
 	(void)arg;
-	return json_pack("{s:o, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o}", "holder",
-			 bh_gil_render_holder(), "gate", bh_gil_gate_closed() ? "closed" : "open",
-			 "ledger", ledger_name(), "unsanctioned",
-			 (json_int_t)bh_gil_unsanctioned_count(), "parked",
-			 (json_int_t)bh_gil_parked(), "sampled_s",
-			 json_seconds(bh_gil_sampled_ns()), "courier", bh_courier_render(), "sites",
-			 render_sites(), "threads", render_threads(now));
+	return json_pack(
+		"{s:o, s:s, s:s, s:I, s:I, s:o, s:o, s:o, s:o, s:I}", "holder",
+		bh_gil_render_holder(), "gate", bh_gil_gate_closed() ? "closed" : "open", "ledger",
+		ledger_name(), "unsanctioned", (json_int_t)bh_gil_unsanctioned_count(), "parked",
+		(json_int_t)bh_gil_parked(), "sampled_s", json_seconds(bh_gil_sampled_ns()),
+		"courier", bh_courier_render(), "sites", render_sites(), "threads",
+		render_threads(now), "threads_left_out", (json_int_t)bh_gil_rowless());
 }

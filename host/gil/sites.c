@@ -188,6 +188,8 @@ const char *bh_gil_account_name(uint32_t account)
 		return site_class(account).name;
 	if (account == BH_GIL_ACCOUNT_PYTHON)
 		return "python";
+	if (account == BH_GIL_ACCOUNT_UNKNOWN)
+		return "unknown";
 	library = &libraries[account - BH_GIL_ACCOUNT_RAW];
 	return atomic_load_explicit(&library->named, memory_order_acquire) ? library->name
 									   : "raw:(unknown)";
@@ -197,7 +199,7 @@ const char *bh_gil_account_policy(uint32_t account)
 {
 	enum bh_site_policy policy = BH_SITE_UNCLASSIFIED;
 
-	if (account == BH_GIL_ACCOUNT_PYTHON)
+	if (account == BH_GIL_ACCOUNT_PYTHON || account == BH_GIL_ACCOUNT_UNKNOWN)
 		return "python";
 	if (account < BH_GIL_SITES_MAX)
 		policy = site_class(account).policy;
@@ -211,6 +213,8 @@ static bool account_in_use(uint32_t account)
 		return account < site_count();
 	if (account == BH_GIL_ACCOUNT_PYTHON)
 		return true;
+	if (account == BH_GIL_ACCOUNT_UNKNOWN)
+		return bh_gil_rowless() > 0;
 	return atomic_load_explicit(&libraries[account - BH_GIL_ACCOUNT_RAW].named,
 				    memory_order_acquire);
 }
