@@ -32,6 +32,7 @@
 #define FULL_EVERY_NS (10 * BH_NS_PER_S) /* on average, a report with all stacks, */
 #define FULL_BURST 6			 /* and so many at once */
 #define LOG_STACKS 36			 /* lines for the Python stacks of one report */
+#define SHARE_MAX_NS BH_NS_PER_S	 /* of one sample, unless the interval is long */
 #define FREE_FOR_NS BH_NS_PER_S /* after which a GIL that nobody takes is sampled less often, */
 #define FREE_LEFT_OUT 4		/* namely at every fifth beat */
 #define LOOP_GAUGES 3		/* the GIL's, asyncio's and the control loop's */
@@ -61,7 +62,12 @@ struct bh_stalls {
 static uint32_t sample(uint64_t elapsed_ns, void *arg)
 {
 	struct bh_stalls *stalls = arg;
+	const struct bh_config *config = stalls->config.config;
 
+	/* In a process that was stopped or had no CPU for so long nobody knows whose it was. */
+	if (elapsed_ns > SHARE_MAX_NS &&
+	    elapsed_ns > 2 * (1 + FREE_LEFT_OUT) * (uint64_t)config->sample_interval_ns)
+		elapsed_ns = 0;
 	stalls->free_ns = bh_gil_sample(elapsed_ns) ? 0 : stalls->free_ns + elapsed_ns;
 	return stalls->free_ns >= FREE_FOR_NS ? FREE_LEFT_OUT : 0;
 }
