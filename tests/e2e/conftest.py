@@ -28,6 +28,8 @@ from pathlib import Path
 import pytest
 
 SLOW = 4 if os.environ.get("BULKHEAD_SLOW") else 1
+# CP-1 promises 250 ms on 2 free CPUs; a test cannot know that they are free. What was measured is reported.
+PROMPT = 1.5 * SLOW
 SANITIZER_REPORT = re.compile(r"(Address|Leak|Thread)Sanitizer|runtime error:|Fatal Python error")
 
 _report_lines: list[str] = []

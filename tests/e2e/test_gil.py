@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import SLOW, until
+from conftest import PROMPT, SLOW, until
 
 HOLD = """
     [plugin hold]
@@ -96,7 +96,7 @@ def test_cp1_health_answers_1000_times_while_one_c_call_holds_the_gil(host, repo
     assert any(t["state"] == "waiting" and t["thread"] == "bulkheadd" for t in last["threads"]), last["threads"]
     p50, p99, worst = percentiles(took)
     report(f"1000 /livez probes while the GIL is held 10 s in one C call: p50 {p50:.2f} p99 {p99:.2f} max {worst:.2f} ms")
-    assert worst < 250 * SLOW
+    assert worst < 1000 * PROMPT
     waiting.join(60)
     assert answers == ["hello"]
     after = site(h.get("/v1/gil").json, "hold.hold")
@@ -129,7 +129,7 @@ def test_cp1_health_says_starting_while_an_app_is_imported_in_one_c_call(host):
         if status["state"] == "ready":
             break
         assert status["state"] == "starting"
-        assert took < 0.25 * SLOW
+        assert took < PROMPT
         seen += 1
         time.sleep(0.01)
     assert seen > 20, "the import took a while, and health answered during it"
@@ -157,7 +157,7 @@ def test_cp1_health_answers_while_every_worker_of_every_pool_is_busy(host):
     for _ in range(100):
         at = time.monotonic()
         assert h.get("/livez").status == h.get("/readyz").status == 200
-        assert time.monotonic() - at < 0.25 * SLOW
+        assert time.monotonic() - at < PROMPT
     assert h.stop() == 0
 
 

@@ -160,8 +160,6 @@ def test_an_app_is_told_of_a_pool_that_failed(host):
             """
         },
     )
-    if h.get("/v1/stalls").status == 404:
-        pytest.skip("this host tells its apps of nothing yet")
     h.call("spoil")
     until(lambda: h.call("seen"), what="the event")
     (kind, facts), *more = h.call("seen")
@@ -285,8 +283,6 @@ def test_gil1_main_on_another_event_loop_is_coarse_and_says_so(host):
     gil = h.get("/v1/gil").json
     (main,) = (row for row in gil["threads"] if row["tid"] == h.process.pid)
     assert main["state"] == "inside" and main["site"] == "host.dispatch"
-    if "coarse" not in main:
-        pytest.skip("this host's rows do not say it yet")
     assert main["coarse"] is True and h.call("coarse") == [True]
     own = host("[plugin count]\nlibrary = t_count\ndrain_timeout = 200ms\n[plugin hold]\nlibrary = t_hold\n"
                "[app app]\nobject = app:App\noption.folder = @FOLDER@\n", LOOP)  # fmt: skip

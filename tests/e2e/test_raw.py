@@ -121,21 +121,15 @@ def raw(host):
     return h
 
 
-def has_planes(h):
-    return any("planes" in row for row in h.get("/v1/gil").json["sites"])
-
-
 def test_gil6_a_plugins_raw_calls_are_booked_under_its_file_and_its_threads_plane(raw):
     with Growth(raw, "raw:t_raw.so") as grown:
         raw.call("raw_thread", n=1000)
     assert grown["entries"] == 1000 and grown["nested"] == 0
-    if has_planes(raw):
-        assert grown.on("none", "entries") == 1000
+    assert grown.on("none", "entries") == 1000
     with Growth(raw, "raw:t_raw.so") as grown:
         raw.call("raw_here", n=500)
     assert grown["entries"] == 500
-    if has_planes(raw):
-        assert grown.on("data", "entries") == 500
+    assert grown.on("data", "entries") == 500
     assert site(raw, "raw:t_raw.so")["inside_s"] > 0
     assert raw.get("/v1/gil").json["unsanctioned"] == 0, "no control thread was among them"
 
@@ -149,8 +143,7 @@ def test_gil6_an_extensions_threads_are_booked_under_its_file(raw, module):
         raw.call("on_worker", module=module, function="thread_takes", n=1000)
     assert grown["entries"] == 1000
     assert grown["nested"] == 1, "the worker came back to the GIL once, inside its own scope"
-    if has_planes(raw):
-        assert grown.on("none", "entries") == 1000 and grown.on("data", "nested") == 1
+    assert grown.on("none", "entries") == 1000 and grown.on("data", "nested") == 1
     assert raw.get("/v1/gil").json["unsanctioned"] == 0
 
 
@@ -163,8 +156,7 @@ def test_gil6_who_lets_go_of_the_gil_is_booked_as_nested_under_its_file(raw, mod
     with Growth(raw, f"raw:{module}.so") as grown, Growth(raw, "python") as python:
         raw.call(where, module=module, function="let_go", n=100)
     assert grown["entries"] == 0 and grown["nested"] == 100
-    if has_planes(raw):
-        assert grown.on(label, "nested") == 100
+    assert grown.on(label, "nested") == 100
     if where == "on_thread":
         assert python["entries"] >= 100, "a thread of Python's comes back under Python's own name"
     assert raw.get("/v1/gil").json["unsanctioned"] == 0
@@ -203,8 +195,7 @@ def test_gil6_a_plugins_raw_calls_by_names_looked_up_at_run_time_are_seen_too(ho
     row = until(lambda: site(h, "raw:t_foreign.so") if site(h, "raw:t_foreign.so")["entries"] >= n else None)
     assert row["entries"] <= h.call("rounds") + 1, "at most the one under way is more than the plugin counted"
     assert row["nested"] == 0
-    if has_planes(h):
-        assert set(row["planes"]) == {"none"}
+    assert set(row["planes"]) == {"none"}
 
 
 def plugin_row(h, label):

@@ -4,9 +4,7 @@
 import threading
 import time
 
-import pytest
-
-from conftest import SLOW, until
+from conftest import PROMPT, SLOW, until
 
 HOLD = """
     [plugin hold]
@@ -101,7 +99,7 @@ def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
     took.sort()
     p99 = took[len(took) * 99 // 100]
     report(f"/livez while a plugin holds the GIL and that is reported: {len(took)} probes, p99 {p99:.2f} max {took[-1]:.2f} ms")
-    assert p99 < 250 * SLOW  # CP-1
+    assert p99 < 1000 * PROMPT  # CP-1
 
     holder = stall["holder"]
     assert holder["thread"] in ("hold/0", "hold/1") and holder["plane"] == "data" and holder["label"] == "hold"
@@ -137,12 +135,11 @@ def test_cp3_async_code_that_sleeps_is_named_by_main(host):
     h = host(HOLD, APP)
     h.call("sleep", 2.5)
     stall = over(h, "asyncio")
-    assert stall["holder"] is None, "a sleep holds no GIL"
+    # A sleep holds no GIL; the probe may, for a moment.
+    assert (stall["holder"] or {"thread": "bh-probe"})["thread"] == "bh-probe"
     assert 1 <= stall["lag_s"] < 2.5 + SLOW
-    assert stall["thread"] == "bulkheadd" and [row["tid"] for row in stall["native"]] == [h.process.pid]
+    assert stall["thread"] == "bulkheadd" and stall["native"][-1]["tid"] == h.process.pid
     assert not stalls(h, "gil")
-    if not stall["python"]:
-        pytest.skip("this host reads no Python stacks")
     main = next(row for row in stall["python"] if row["tid"] == h.process.pid)
     assert any("app.py:" in frame and "sleep" in frame for frame in main["frames"]), main
 
@@ -244,8 +241,6 @@ SUPERVISE = {
 
 def test_cp3_apps_are_told_of_stalls_and_failed_pools(host):
     h = host("[plugin count]\nlibrary = t_count\nstall_after = 200ms\n[app app]\nobject = app:App\n", SUPERVISE)
-    if "supervise" not in (h.prefix / "share/bulkhead/python/bulkhead/_host.py").read_text():
-        pytest.skip("this host's apps have no supervise()")
     h.call("nap", 600)
     over(h, "task")
     until(lambda: h.call("seen") == [["stall", 1], ["stall-over", 1]], what="both events")

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import SLOW, test_plugins, until
+from conftest import PROMPT, SLOW, test_plugins, until
 
 OUTCOMES = ("done", "failed", "cancelled", "deadline", "abandoned")
 
@@ -84,10 +84,9 @@ def test_h01_health_and_metrics_while_a_c_call_holds_the_gil(host, report):
     caller = threading.Thread(target=lambda: answers.append((h.call("hello", timeout=60), time.monotonic())))
     caller.start()
     until(lambda: any(t["thread"] == "bulkheadd" and t["state"] == "waiting" for t in gil(h)["threads"]), what="main's wait")
-    served = h.get("/metrics").status != 404
     row, during = None, None
     while not answers:
-        for path in ("/livez", "/metrics") if served and len(took["/livez"]) % 10 == 9 else ("/livez",):
+        for path in ("/livez", "/metrics") if len(took["/livez"]) % 10 == 9 else ("/livez",):
             at = time.monotonic()
             reply = h.get(path)
             took[path].append(time.monotonic() - at)
@@ -111,7 +110,7 @@ def test_h01_health_and_metrics_while_a_c_call_holds_the_gil(host, report):
         p50, p99 = (1000 * ordered[min(len(ordered) - 1, int(len(ordered) * q))] for q in (0.5, 0.99))
         report(f"{len(ordered)} GET {path} while the GIL is held 3 s in one C call: "
                f"p50 {p50:.2f} p99 {p99:.2f} max {1000 * ordered[-1]:.2f} ms")
-        assert p99 < 100 * SLOW and ordered[-1] < 0.25 * SLOW
+        assert p99 < 500 * PROMPT and ordered[-1] < PROMPT
     held = site(h, "hold.hold")
     assert held["entries"] == 1 and 2.8 <= held["held_s"] <= 3.2
     longest = max(number(h, "host.dispatch", "wait_max_s"), number(h, "host.drain", "wait_max_s"))
@@ -232,7 +231,7 @@ def test_h02_the_counters_are_read_while_a_worker_holds_the_gil(host):
     until(lambda: (gil(h)["holder"] or {}).get("site") == "hold.hold", what="the hold")
     at = time.monotonic()
     seen = gil(h)
-    assert time.monotonic() - at < 0.25 * SLOW
+    assert time.monotonic() - at < PROMPT
     assert seen["holder"]["site"] == "hold.hold", "still held when it was read"
     assert seen["unsanctioned"] == 2
     ends_clean(h)
@@ -284,9 +283,7 @@ LOCK_APP = {
 
 
 def stalls(h):
-    """What /v1/stalls says, None where the host does not serve it."""
-    reply = h.get("/v1/stalls")
-    return reply.json if reply.status == 200 else None
+    return h.get("/v1/stalls").json
 
 
 def test_h03_a_plugin_that_waits_for_the_gil_without_its_lock_never_stalls(host, report):
@@ -298,8 +295,7 @@ def test_h03_a_plugin_that_waits_for_the_gil_without_its_lock_never_stalls(host,
     report(f"H03 (a): {n} rounds of mutex and GIL in opposite order: {time.monotonic() - began:.1f} s")
     assert number(h, "lock.note", "entries") == n
     seen = stalls(h)
-    if seen:
-        assert seen["counts"]["gil"] == seen["counts"]["asyncio"] == 0, seen["stalls"]
+    assert seen["counts"]["gil"] == seen["counts"]["asyncio"] == 0, seen["stalls"]
     assert ends_clean(h)["lock"]["done"] == "3"
 
 
@@ -327,14 +323,14 @@ def test_h03_a_plugin_that_waits_for_the_gil_with_its_lock_is_named(host):
     assert holder["thread"] == "bulkheadd" and holder["plane"] == "control" and holder["tid"] == h.process.pid
     assert holder["site"] in ("host.dispatch", "host.drain") and holder["since_s"] > 0
     at = time.monotonic()
-    assert h.get("/livez").status == 200 and time.monotonic() - at < 0.25 * SLOW
-    if stalls(h):
-        def told():
-            return next((s for s in stalls(h)["stalls"] if s["kind"] == "gil" and s["holder"] and s["waiters"]), None)
+    assert h.get("/livez").status == 200 and time.monotonic() - at < PROMPT
 
-        stall = until(told, timeout=10, what="the stall's report")
-        assert stall["holder"]["thread"] == "bulkheadd"
-        assert any(w["thread"] == waiter["thread"] and w["site"] == "lock.hold" for w in stall["waiters"])
+    def told():
+        return next((s for s in stalls(h)["stalls"] if s["kind"] == "gil" and s["holder"] and s["waiters"]), None)
+
+    stall = until(told, timeout=10, what="the stall's report")
+    assert stall["holder"]["thread"] == "bulkheadd"
+    assert any(w["thread"] == waiter["thread"] and w["site"] == "lock.hold" for w in stall["waiters"])
 
     began = time.monotonic()
     h.send(signal.SIGTERM)
@@ -393,12 +389,10 @@ def test_h03_a_drivers_callback_thread_is_booked_with_its_waits(host, adopt, pla
     assert [(r["plane"], r["label"] or "") for r in rows] == [(plane, label)]
     booked = site(h, "drv.callback")
     assert booked["entries"] == 4 * n and booked["wait_s"] > 0
-    if "planes" in booked:
-        assert list(booked["planes"]) == [plane] and booked["planes"][plane]["entries"] == 4 * n
-        assert booked["wait_count"] == 4 * n and booked["wait_max_thread"] == "fakedrv"
+    assert list(booked["planes"]) == [plane] and booked["planes"][plane]["entries"] == 4 * n
+    assert booked["wait_count"] == 4 * n and booked["wait_max_thread"] == "fakedrv"
     assert gil(h)["unsanctioned"] == 0
     seen = stalls(h)
-    if seen:
-        assert seen["counts"]["gil"] == 0, seen["stalls"]
+    assert seen["counts"]["gil"] == 0, seen["stalls"]
     assert ends_clean(h)["drv"]["done"] == "4"
     assert h.find("t_drv is closed")["refused"] == "0"
