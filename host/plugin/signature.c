@@ -209,7 +209,7 @@ static bh_status parse_type(struct scanner *s, struct bh_parameter *p, struct bh
 
 	if (!skip(s, ':'))
 		return refuse(s, s->at, "a parameter without a type", "name:type", err);
-	span = take_until(s, "=!");
+	span = take_until(s, "=!~");
 	p->type = type_of(span);
 	if (p->type == BH_TYPE_NONE)
 		return refuse(s, span.start, "unknown type", TYPES, err);
@@ -217,6 +217,10 @@ static bh_status parse_type(struct scanner *s, struct bh_parameter *p, struct bh
 	if (p->writable && p->type != BH_TYPE_BUFFER)
 		return refuse(s, s->at, "only a buffer can be written to", "buffer!", err);
 	(void)skip(s, '!');
+	p->strided = *s->at == '~';
+	if (p->strided && p->type != BH_TYPE_BUFFER)
+		return refuse(s, s->at, "only a buffer can be strided", "buffer~", err);
+	(void)skip(s, '~');
 	return 0;
 }
 
@@ -254,7 +258,9 @@ static bh_status parse_parameter(struct scanner *s, const struct bh_signature *s
 		return st;
 	if (*s->at && !is_blank(*s->at))
 		return refuse(s, s->at, "something behind the type",
-			      "name:type, name:buffer!, name:type=preset, *name:type", err);
+			      "name:type, name:buffer!, name:buffer~, name:buffer!~, "
+			      "name:type=preset, *name:type",
+			      err);
 	return check_order(s, start, sig, p, err);
 }
 

@@ -12,6 +12,7 @@ struct bh_parameter {
 	char name[32];
 	uint32_t type; /* enum bh_type */
 	bool writable; /* buffer! */
+	bool strided;  /* buffer~ */
 	bool variadic; /* *name: the rest, as one list of `type` */
 	bool has_preset;
 	struct bh_value preset; /* owned */

@@ -69,14 +69,17 @@ static void fill_info(struct pybuffer *self)
 	info->length = (uint64_t)view->len;
 	bh_pybuffer_dtype(view->format, (size_t)view->itemsize, &info->dtype_code,
 			  &info->dtype_bits);
-	for (int i = 0; i < view->ndim; i++)
+	for (int i = 0; i < view->ndim; i++) {
 		info->shape[i] = view->shape[i];
+		info->strides[i] = view->strides[i];
+	}
 }
 
-struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable)
+struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable, bool strided)
 {
 	struct pybuffer *self = calloc(1, sizeof(*self));
-	int flags = PyBUF_C_CONTIGUOUS | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+	int flags = (strided ? PyBUF_STRIDES : PyBUF_C_CONTIGUOUS) | PyBUF_FORMAT |
+		    (writable ? PyBUF_WRITABLE : 0);
 
 	if (!self) {
 		PyErr_NoMemory();

@@ -8,9 +8,10 @@
 
 #include "host/core/value.h"
 
-/* GIL: held. C-contiguous memory only; `writable` asks for memory that may be written to. NULL with
+/* GIL: held. C-contiguous memory only, or with `strided` any that the exporter describes by
+ * strides; `writable` asks for memory that may be written to. NULL with
  * an exception raised (BufferError, TypeError, ValueError: as the exporter says). */
-struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable);
+struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable, bool strided);
 /* The object whose memory it is, borrowed. NULL with an exception raised when it is not one of
  * ours. */
 PyObject *bh_pybuffer_get(struct bh_buffer *buffer);

@@ -20,12 +20,12 @@
 struct place {
 	const char *pool, *op, *parameter;
 	uint32_t type; /* what the signature says */
-	bool writable;
+	bool writable, strided;
 };
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-const char *bh_convert_accepts(uint32_t type, bool writable)
+const char *bh_convert_accepts(uint32_t type, bool writable, bool strided)
 {
 	switch ((enum bh_type)type) {
 	case BH_TYPE_NONE:
@@ -41,6 +41,10 @@ const char *bh_convert_accepts(uint32_t type, bool writable)
 	case BH_TYPE_BYTES:
 		return "bytes, bytearray or memoryview";
 	case BH_TYPE_BUFFER:
+		if (strided && writable)
+			return "a writable buffer, strided or not (a numpy array, a bytearray)";
+		if (strided)
+			return "a buffer, strided or not (a numpy array, bytes, array.array)";
 		if (writable)
 			return "a writable, C-contiguous buffer (a numpy array, a bytearray)";
 		return "a C-contiguous buffer (a numpy array, bytes, array.array)";
@@ -80,14 +84,51 @@ static bool is_argument_fault(void)
 				     !PyErr_ExceptionMatches(PyExc_MemoryError));
 }
 
+/* Whether it would do if its elements lay one behind the other. */
+static bool is_only_strided(const struct place *place, PyObject *object)
+{
+	PyObject *cause;
+	Py_buffer view;
+	bool only;
+
+	if (place->type != BH_TYPE_BUFFER || place->strided || !PyObject_CheckBuffer(object))
+		return false;
+	cause = bh_pyerror_take(); /* an exporter is not called with an exception raised */
+	only = PyObject_GetBuffer(object, &view,
+				  PyBUF_STRIDES | (place->writable ? PyBUF_WRITABLE : 0)) == 0;
+	if (only) {
+		only = !PyBuffer_IsContiguous(&view, 'C');
+		PyBuffer_Release(&view);
+	}
+	PyErr_Clear();
+	if (cause) {
+		PyErr_SetObject((PyObject *)Py_TYPE(cause), cause);
+		Py_DECREF(cause);
+	}
+	return only;
+}
+
+static const char *accepted_by(const struct place *place, PyObject *object)
+{
+	if (!is_only_strided(place, object))
+		return bh_convert_accepts(place->type, place->writable, place->strided);
+	return place->writable
+		       ? "C-contiguous memory, which this is not: give the op x.copy(), then copy "
+			 "what it wrote back into x"
+		       : "C-contiguous memory, which this is not: give the op "
+			 "numpy.ascontiguousarray(x), or bytes(x) of a memoryview";
+}
+
 static int refuse_value(const struct place *place, PyObject *object)
 {
+	const char *accepted;
 	char given[128];
 
 	if (!is_argument_fault())
 		return -1;
+	accepted = accepted_by(place, object);
 	snprintf(given, sizeof(given), "%s", object == Py_None ? "None" : Py_TYPE(object)->tp_name);
-	refuse(place, given, bh_convert_accepts(place->type, place->writable));
+	refuse(place, given, accepted);
 	return -1;
 }
 
@@ -202,13 +243,13 @@ static int from_bytes(PyObject *object, struct bh_value *ret)
 	return result;
 }
 
-static int from_buffer(PyObject *object, bool writable, struct bh_value *ret)
+static int from_buffer(PyObject *object, bool writable, bool strided, struct bh_value *ret)
 {
 	struct bh_buffer *buffer;
 
 	if (!PyObject_CheckBuffer(object))
 		return -1;
-	buffer = bh_pybuffer_new(object, writable);
+	buffer = bh_pybuffer_new(object, writable, strided);
 	if (!buffer)
 		return -1;
 	ret->type = BH_TYPE_BUFFER;
@@ -250,7 +291,7 @@ static uint32_t natural_type(PyObject *object)
 
 static int from_list(PyObject *object, unsigned depth, struct bh_value *ret);
 
-static int from_python(PyObject *object, uint32_t type, bool writable, unsigned depth,
+static int from_python(PyObject *object, uint32_t type, bool writable, bool strided, unsigned depth,
 		       struct bh_value *ret)
 {
 	switch ((enum bh_type)type) {
@@ -268,7 +309,7 @@ static int from_python(PyObject *object, uint32_t type, bool writable, unsigned 
 	case BH_TYPE_BYTES:
 		return from_bytes(object, ret);
 	case BH_TYPE_BUFFER:
-		return from_buffer(object, writable, ret);
+		return from_buffer(object, writable, strided, ret);
 	case BH_TYPE_LIST:
 		return from_list(object, depth, ret);
 	case BH_TYPE_HANDLE:
@@ -308,7 +349,8 @@ static int from_list(PyObject *object, unsigned depth, struct bh_value *ret)
 	for (Py_ssize_t i = 0; items && i < PyTuple_GET_SIZE(elements); i++) {
 		PyObject *element = PyTuple_GET_ITEM(elements, i);
 
-		if (from_python(element, natural_type(element), false, depth + 1, &items[i]) < 0) {
+		if (from_python(element, natural_type(element), false, false, depth + 1,
+				&items[i]) < 0) {
 			bh_value_clear(&list);
 			items = NULL;
 		}
@@ -332,7 +374,8 @@ static struct place place_of(const struct binding *b, const struct bh_parameter 
 			       .op = b->op->op->name,
 			       .parameter = p->name,
 			       .type = p->type,
-			       .writable = p->writable };
+			       .writable = p->writable,
+			       .strided = p->strided };
 }
 
 static int bind_value(const struct binding *b, const struct bh_parameter *p, PyObject *object,
@@ -342,7 +385,7 @@ static int bind_value(const struct binding *b, const struct bh_parameter *p, PyO
 
 	if (object == Py_None && p->has_preset && p->preset.type == BH_TYPE_NONE)
 		return 0; /* `=none`: None says the same as leaving it out */
-	return from_python(object, p->type, p->writable, 0, ret) == 0
+	return from_python(object, p->type, p->writable, p->strided, 0, ret) == 0
 		       ? 0
 		       : refuse_value(&place, object);
 }
@@ -352,7 +395,7 @@ static int bind_preset(const struct binding *b, const struct bh_parameter *p, st
 	const struct place place = place_of(b, p);
 
 	if (!p->has_preset) {
-		refuse(&place, "nothing", bh_convert_accepts(p->type, p->writable));
+		refuse(&place, "nothing", bh_convert_accepts(p->type, p->writable, p->strided));
 		return -1;
 	}
 	if (bh_value_copy(&p->preset, ret) < 0) {

@@ -18,6 +18,6 @@ PyObject *bh_convert_value(const struct bh_value *value);
 /* A new tuple of `n` values; NULL with an exception raised. */
 PyObject *bh_convert_tuple(const struct bh_value *values, uint32_t n);
 /* "int", "buffer (writable, C-contiguous)" … for error messages. */
-const char *bh_convert_accepts(uint32_t type, bool writable);
+const char *bh_convert_accepts(uint32_t type, bool writable, bool strided);
 
 #endif

@@ -22,8 +22,9 @@ static PyObject *describe_parameter(const struct bh_parameter *p)
 	if (!preset)
 		return NULL;
 	return Py_BuildValue("(sssNNNN)", p->name, bh_type_name(p->type),
-			     bh_convert_accepts(p->type, p->writable), PyBool_FromLong(p->writable),
-			     PyBool_FromLong(p->variadic), PyBool_FromLong(p->has_preset), preset);
+			     bh_convert_accepts(p->type, p->writable, p->strided),
+			     PyBool_FromLong(p->writable), PyBool_FromLong(p->variadic),
+			     PyBool_FromLong(p->has_preset), preset);
 }
 
 /* (name, doc, result type, [parameters]) */

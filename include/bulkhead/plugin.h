@@ -126,13 +126,17 @@ struct bh_buffer_info {
 	uint32_t kind;		    /* enum bh_buffer_kind */
 	uint32_t flags;		    /* BH_BUFFER_* */
 	uint32_t n_dims;	    /* 0 … BH_NDIM_MAX */
-	void *data;		    /* C-contiguous; may be NULL when `length` is 0 */
-	uint64_t length;	    /* bytes */
+	void *data;		    /* the first element; may be NULL when `length` is 0 */
+	uint64_t length;	    /* bytes of all elements, without what lies between them */
 	uint8_t dtype_code;	    /* enum bh_dtype_code */
 	uint8_t dtype_bits;	    /* of one element */
 	uint16_t reserved0;	    /* 0 */
 	uint32_t reserved1;	    /* 0 */
 	int64_t shape[BH_NDIM_MAX]; /* elements per dimension; the product is the element count */
+	/* Bytes from one element to the next of each dimension. Memory is C-contiguous, and these
+	 * need not be looked at, unless the op's parameter says that it takes strided memory
+	 * (`buffer~`, struct bh_op): then they may be anything, 0 and negative too, as numpy's are. */
+	int64_t strides[BH_NDIM_MAX];
 };
 
 /* ---- the descriptor's tables ----------------------------------------------------------------- */
@@ -174,9 +178,10 @@ struct bh_option {
 /* One operation.
  *
  * `args`: parameters separated by blanks, each `name:type`, with the types bool int float str bytes
- * buffer list handle object. `buffer!` is written to. `=literal`
- * gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any type, which the op then
- * sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list. At most 16; those with
+ * buffer list handle object. `buffer!` is written to. `buffer~` takes strided memory too, see the
+ * strides of bh_buffer_info; `buffer!~` is both. Without `~` the host refuses memory that is not
+ * C-contiguous. `=literal` gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any
+ * type, which the op then sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list. At most 16; those with
  * a preset come last. Names are [a-z][a-z0-9_]*, no keyword of Python, nor timeout, lane or wait,
  * which every op takes from its caller. `ret`: a type, or NULL for none. The host checks every
  * argument against this before the plugin sees it. */
@@ -271,7 +276,8 @@ struct bh_services {
 			      const struct bh_fact *facts, uint32_t n_facts);
 
 	/* Buffers and objects. A task's arguments are held for the plugin until the task has ended;
-	 * take a reference to keep one longer. Thread: any. */
+	 * take a reference to keep one longer. buffer_info: -EINVAL for a `size` that is none, or
+	 * that has no room for the strides of a buffer that is not C-contiguous. Thread: any. */
 	bh_status (*buffer_info)(const struct bh_buffer *buffer, struct bh_buffer_info *ret_info);
 	struct bh_buffer *(*buffer_ref)(struct bh_buffer *buffer);
 	void (*buffer_unref)(struct bh_buffer *buffer);

@@ -32,7 +32,7 @@ AT(bh_note, plugin_size, 28);
 AT(bh_note, label, 32);
 AT(bh_note, version, 64);
 
-AT_LEAST(bh_buffer_info, 104);
+AT_LEAST(bh_buffer_info, 168);
 AT(bh_buffer_info, kind, 4);
 AT(bh_buffer_info, flags, 8);
 AT(bh_buffer_info, n_dims, 12);
@@ -41,6 +41,7 @@ AT(bh_buffer_info, length, 24);
 AT(bh_buffer_info, dtype_code, 32);
 AT(bh_buffer_info, dtype_bits, 33);
 AT(bh_buffer_info, shape, 40);
+AT(bh_buffer_info, strides, 104);
 
 AT_LEAST(bh_site, 24);
 AT(bh_site, policy, 8);

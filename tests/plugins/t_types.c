@@ -80,6 +80,37 @@ static bh_status run_info(void *state, struct bh_task *task, const struct bh_val
 	return give_list(t, task, items, 4 + info.n_dims);
 }
 
+/* The stride of each dimension. */
+static bh_status run_strides(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	const struct types *t = state;
+	struct bh_buffer_info info = { .size = sizeof(info) };
+	struct bh_value items[BH_NDIM_MAX];
+	bh_status st = t->host->buffer_info(args[0].as.buffer, &info);
+
+	if (st < 0)
+		return st;
+	for (uint32_t i = 0; i < info.n_dims; i++)
+		items[i] = of_int(info.strides[i]);
+	return give_list(t, task, items, info.n_dims);
+}
+
+/* Every element's first byte, through the strides of one dimension. */
+static bh_status run_mark(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	const struct types *t = state;
+	struct bh_buffer_info info = { .size = sizeof(info) };
+	bh_status st = t->host->buffer_info(args[0].as.buffer, &info);
+
+	if (st < 0)
+		return st;
+	if (info.n_dims != 1)
+		return t->host->task_fail(task, -EINVAL, "t_types.mark", NULL, 0);
+	for (int64_t i = 0; i < info.shape[0]; i++)
+		((uint8_t *)info.data)[i * info.strides[0]] = (uint8_t)args[1].as.integer;
+	return 0;
+}
+
 static bh_status run_fill(void *state, struct bh_task *task, const struct bh_value *args)
 {
 	const struct types *t = state;
@@ -133,6 +164,15 @@ static const struct bh_op ops[] = {
 	  .ret = "list",
 	  .run = run_info,
 	  .doc = "How a buffer arrived." },
+	{ .name = "strides",
+	  .args = "buffer:buffer~",
+	  .ret = "list",
+	  .run = run_strides,
+	  .doc = "How a strided buffer arrived." },
+	{ .name = "mark",
+	  .args = "target:buffer!~ byte:int",
+	  .run = run_mark,
+	  .doc = "Writes to each element of a strided buffer." },
 	{ .name = "fill",
 	  .args = "target:buffer! byte:int",
 	  .run = run_fill,

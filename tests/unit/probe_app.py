@@ -217,6 +217,18 @@ class Probe:
         assert memory == b"\7" * 5
         error = raises(bulkhead.BadArgument, self.types.fill, bytes(5), 7)
         assert "writable" in error.facts["accepted"] and error.facts["parameter"] == "target", error
+        grid = memoryview(bytearray(24)).cast("B", (2, 3, 4))
+        assert await self.types.strides(grid) == [12, 4, 1]
+        row = bytearray(6)
+        assert await self.types.strides(memoryview(row)[::-2]) == [-2]
+        await self.types.mark(memoryview(row)[::-2], 9)
+        assert row == bytes([0, 9, 0, 9, 0, 9])
+        assert "strided" in raises(bulkhead.BadArgument, self.types.mark, b"abc", 1).facts["accepted"]
+        assert "strided" in raises(bulkhead.BadArgument, self.types.strides, 5).facts["accepted"]
+        error = raises(bulkhead.BadArgument, self.types.info, memoryview(row)[::2])
+        assert "bytes(x)" in error.facts["accepted"] and "contiguous" in error.facts["reason"], error
+        error = raises(bulkhead.BadArgument, self.types.fill, memoryview(row)[::2], 1)
+        assert "x.copy()" in error.facts["accepted"] and error.facts["given"] == "memoryview", error
         try:
             import numpy
         except ImportError:
@@ -228,6 +240,9 @@ class Probe:
         assert await self.types.info(numpy.float32(1.5)) == [2, 32, 0, 4]
         error = raises(bulkhead.BadArgument, self.types.info, table.T)
         assert "contiguous" in error.facts["reason"] and error.facts["given"] == "numpy.ndarray", error
+        assert "ascontiguousarray" in error.facts["accepted"], error
+        assert await self.types.strides(table.T[::-1]) == [-4, 16]
+        assert await self.types.strides(numpy.broadcast_to(numpy.float32(1), (5,))) == [0]
         raises(bulkhead.BadArgument, self.types.info, numpy.zeros((1,) * 9))
         assert await self.count.add(numpy.int32(1), numpy.uint8(2)) == 3
         assert await self.count.echo_float(numpy.float32(0.5)) == 0.5

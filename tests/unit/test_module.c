@@ -790,6 +790,40 @@ static void ri5_late_calls_are_refused(void)
 	CU_ASSERT_STRING_EQUAL(host->option_text(ctx, "greeting"), "hello");
 }
 
+/* A plugin that was built before there were strides. */
+static void plg2_without_room_for_strides_only_contiguous_memory_is_shown(void)
+{
+	const struct bh_services *host = &bh_service_table;
+	struct bh_buffer buffer = { .refs = 1,
+				    .info = { .size = sizeof(buffer.info),
+					      .kind = BH_BUFFER_HOST,
+					      .n_dims = 2,
+					      .length = 24,
+					      .dtype_code = BH_DTYPE_FLOAT,
+					      .dtype_bits = 32,
+					      .shape = { 2, 3 },
+					      .strides = { 12, 4 } } };
+	struct bh_buffer_info old = { .size = 104, .strides = { 77 } };
+	struct bh_buffer_info whole = { .size = sizeof(whole) };
+
+	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &old), 0);
+	CU_ASSERT_EQUAL(old.size, 104);
+	CU_ASSERT_EQUAL(old.shape[1], 3);
+	CU_ASSERT_EQUAL(old.strides[0], 77); /* what lies behind its size is its own */
+	buffer.info.strides[0] = 16;
+	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &old), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &whole), 0);
+	CU_ASSERT_EQUAL(whole.size, sizeof(whole));
+	CU_ASSERT_EQUAL(whole.strides[0], 16);
+	buffer.info.shape[0] = 1; /* a stride that leads nowhere */
+	buffer.info.length = 12;
+	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &old), 0);
+	buffer.info.shape[1] = 0;
+	buffer.info.length = 0;
+	buffer.info.strides[1] = -8;
+	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &old), 0);
+}
+
 static void plg3_services_take_nothing_on_trust(void)
 {
 	struct bh_module *module = started("t_count", "misuse");
@@ -1085,6 +1119,8 @@ static const struct bh_test tests[] = {
 	{ "PLG-4: one library under two labels", plg4_one_library_under_two_labels },
 	{ "RI-5: calls with a context that outlived its module are refused",
 	  ri5_late_calls_are_refused },
+	{ "PLG-2: a plugin without room for strides is shown contiguous memory only",
+	  plg2_without_room_for_strides_only_contiguous_memory_is_shown },
 	{ "PLG-3: services take nothing on trust", plg3_services_take_nothing_on_trust },
 	{ "SUP-2: a failed open and a failed worker_start are told with plugin and step",
 	  sup2_a_failed_start_says_what },

@@ -73,6 +73,20 @@ static void plg3_a_whole_line(void)
 	CU_ASSERT_EQUAL(sig.n, 0);
 }
 
+static void plg3_strided(void)
+{
+	struct bh_signature sig =
+		parse("a:buffer~ b:buffer!~ c:buffer! d:buffer~=none *e:buffer!~", "buffer");
+
+	CU_ASSERT_EQUAL_FATAL(sig.n, 5);
+	CU_ASSERT(sig.p[0].strided && !sig.p[0].writable);
+	CU_ASSERT(sig.p[1].strided && sig.p[1].writable);
+	CU_ASSERT(!sig.p[2].strided && sig.p[2].writable);
+	CU_ASSERT(sig.p[3].strided && sig.p[3].has_preset);
+	CU_ASSERT(sig.p[4].strided && sig.p[4].writable && sig.p[4].variadic);
+	bh_signature_fini(&sig);
+}
+
 static void plg3_extreme_presets(void)
 {
 	struct bh_signature sig =
@@ -110,6 +124,12 @@ static void plg3_refusals(void)
 		{ "x:int!", NULL, "args", "5" },
 		{ "x:int?", NULL, "args", "2" },
 		{ "x:buffer!!", NULL, "args", "9" },
+		{ "x:buffer~!", NULL, "args", "9" },
+		{ "x:buffer~~", NULL, "args", "9" },
+		{ "x:int~", NULL, "args", "5" },
+		{ "x:list~", NULL, "args", "6" },
+		{ "x~:buffer", NULL, "args", "0" },
+		{ "x:int", "buffer~", "ret", "0" },
 		{ "x:buffer=abc", NULL, "args", "9" },
 		{ "x:list=[]", NULL, "args", "7" },
 		{ "x:int=", NULL, "args", "6" },
@@ -188,6 +208,7 @@ static const struct bh_test tests[] = {
 	{ "PLG-3: no arguments and no result", plg3_nothing },
 	{ "PLG-3: every type, as argument and as result", plg3_every_type },
 	{ "PLG-3: writable, presets and a variadic one in a line", plg3_a_whole_line },
+	{ "PLG-3: strided buffers, read and written", plg3_strided },
 	{ "PLG-3: presets at the ends of their range", plg3_extreme_presets },
 	{ "PLG-3: a bad signature is refused at its byte, with what is accepted", plg3_refusals },
 	{ "PLG-3: sixteen parameters fit", plg3_sixteen_are_enough },
