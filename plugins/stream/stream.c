@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* stream - the plugin of ordered tensor streams: Python callables, and float32 kernels off the GIL.
+/* stream - the plugin of ordered tensor streams: Python callables, and kernels off the GIL.
  *
  * A stream is a lane of the pool: who submits says which one, and the host keeps the order. What is
  * here has therefore no state between tasks and needs no lock.
@@ -19,7 +19,6 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdalign.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,11 +43,11 @@ struct call {
 	struct bh_stream_stop stop;
 };
 
-/* float32 elements in host memory. */
+/* Elements of float32 or float64 in host memory. */
 struct tensor {
 	const char *parameter;
-	float *data;
-	size_t n;
+	struct bh_stream_array array;
+	uint64_t n;
 	struct bh_buffer_info info;
 };
 
@@ -134,33 +133,77 @@ static void call_begin(struct call *call, const struct bh_services *services, st
 	call->stop = (struct bh_stream_stop){ cancelled, call };
 }
 
-/* What is computed with must be float32, in memory that this CPU can read as float. */
+static const char *real_name(enum bh_stream_real real)
+{
+	return real == BH_STREAM_FLOAT32 ? "float32" : "float64";
+}
+
+static int64_t item_size(const struct bh_stream_array *array)
+{
+	return array->real == BH_STREAM_FLOAT32 ? 4 : 8;
+}
+
+static bh_status refuse_dtype(const struct call *call, const char *parameter,
+			      const struct bh_buffer_info *info)
+{
+	char given[32];
+
+	snprintf(given, sizeof(given), "%s%u", dtype_name(info->dtype_code), info->dtype_bits);
+	return refuse(call, "stream.dtype", parameter, given,
+		      "float32 or float64, such as array.array('f') or numpy.float64");
+}
+
+/* Every element lies where this CPU can read it as a number. */
+static bool is_aligned(const struct bh_stream_array *array)
+{
+	int64_t item = item_size(array);
+
+	if ((uintptr_t)array->data % (uintptr_t)item != 0)
+		return false;
+	for (uint32_t i = 0; i < array->n_dims; i++)
+		if (array->shape[i] > 1 && array->strides[i] % item != 0)
+			return false;
+	return true;
+}
+
+/* What is computed with must be float32 or float64, in memory that this CPU can read so. */
 static bh_status tensor_of(const struct call *call, const char *parameter,
 			   const struct bh_value *value, struct tensor *ret_tensor)
 {
-	struct bh_buffer_info info = { .size = sizeof(info) };
-	char given[32];
+	struct tensor tensor = { .parameter = parameter, .info = { .size = sizeof(tensor.info) } };
+	struct bh_buffer_info *info = &tensor.info;
 	bh_status st;
 
-	st = call->services->buffer_info(value->as.buffer, &info);
+	st = call->services->buffer_info(value->as.buffer, info);
 	if (st < 0)
 		return fail_plainly(call, st, "stream.buffer",
 				    "the buffer does not say what it is");
-	if (info.kind != BH_BUFFER_HOST && info.kind != BH_BUFFER_PINNED)
+	if (info->kind != BH_BUFFER_HOST && info->kind != BH_BUFFER_PINNED)
 		return refuse(call, "stream.kind", parameter, "device memory",
 			      "host memory: copy it there first");
-	if (info.dtype_code != BH_DTYPE_FLOAT || info.dtype_bits != 32) {
-		snprintf(given, sizeof(given), "%s%u", dtype_name(info.dtype_code),
-			 info.dtype_bits);
-		return refuse(call, "stream.dtype", parameter, given,
-			      "float32, such as array.array('f') or numpy.float32");
-	}
-	if ((uintptr_t)info.data % alignof(float) != 0)
+	if (info->dtype_code != BH_DTYPE_FLOAT ||
+	    (info->dtype_bits != 32 && info->dtype_bits != 64))
+		return refuse_dtype(call, parameter, info);
+	tensor.array = (struct bh_stream_array){
+		.real = info->dtype_bits == 32 ? BH_STREAM_FLOAT32 : BH_STREAM_FLOAT64,
+		.n_dims = info->n_dims,
+		.data = info->data,
+	};
+	memcpy(tensor.array.shape, info->shape, sizeof(info->shape));
+	memcpy(tensor.array.strides, info->strides, sizeof(info->strides));
+	tensor.n = info->length / (info->dtype_bits / 8u);
+	if (tensor.n > 0 && !is_aligned(&tensor.array))
 		return refuse(call, "stream.alignment", parameter,
-			      "an address that is no multiple of 4",
-			      "elements at multiples of 4 bytes: copy it first");
-	*ret_tensor = (struct tensor){ parameter, info.data, info.length / sizeof(float), info };
+			      "an address or a stride that is no multiple of its element's size",
+			      "elements at multiples of their size: copy it first");
+	*ret_tensor = tensor;
 	return 0;
+}
+
+static bh_status check_dims(const struct call *call, const struct tensor *tensor, uint32_t n_dims,
+			    const char *accepted)
+{
+	return tensor->info.n_dims == n_dims ? 0 : refuse_shape(call, tensor, accepted);
 }
 
 static bh_status vector_of(const struct call *call, const char *parameter,
@@ -168,19 +211,39 @@ static bh_status vector_of(const struct call *call, const char *parameter,
 {
 	bh_status st = tensor_of(call, parameter, value, ret_tensor);
 
-	if (st < 0)
-		return st;
-	return ret_tensor->info.n_dims == 1 ? 0 : refuse_shape(call, ret_tensor, "one dimension");
+	return st < 0 ? st : check_dims(call, ret_tensor, 1, "one dimension");
 }
 
-static bh_status check_length(const struct call *call, const struct tensor *tensor, size_t n,
+static bh_status matrix_of(const struct call *call, const char *parameter,
+			   const struct bh_value *value, struct tensor *ret_tensor)
+{
+	bh_status st = tensor_of(call, parameter, value, ret_tensor);
+
+	return st < 0 ? st : check_dims(call, ret_tensor, 2, "two dimensions: rows, columns");
+}
+
+/* All buffers of an op have one type: nothing is rounded unasked. */
+static bh_status check_same_real(const struct call *call, const struct tensor *tensor,
+				 const struct tensor *model)
+{
+	char accepted[96];
+
+	if (tensor->array.real == model->array.real)
+		return 0;
+	snprintf(accepted, sizeof(accepted), "%s, as %s has: convert one of them first",
+		 real_name(model->array.real), model->parameter);
+	return refuse(call, "stream.dtype", tensor->parameter, real_name(tensor->array.real),
+		      accepted);
+}
+
+static bh_status check_length(const struct call *call, const struct tensor *tensor, int64_t n,
 			      const char *because)
 {
 	char accepted[64];
 
-	if (tensor->n == n)
+	if (tensor->info.shape[0] == n)
 		return 0;
-	snprintf(accepted, sizeof(accepted), "[%zu], %s", n, because);
+	snprintf(accepted, sizeof(accepted), "[%" PRId64 "], %s", n, because);
 	return refuse_shape(call, tensor, accepted);
 }
 
@@ -196,25 +259,140 @@ static bh_status check_same_shape(const struct call *call, const struct tensor *
 	return refuse_shape(call, tensor, accepted.text);
 }
 
+/* ---- who lies where -------------------------------------------------------------------------- */
+
+/* From the first byte of any element to behind the last. */
+struct extent {
+	uintptr_t low;
+	uint64_t length;
+};
+
+/* Of the elements that dimensions lead to whose strides are no multiple of `modulus`; 0: of all. */
+static struct extent extent_of(const struct bh_stream_array *array, int64_t modulus)
+{
+	struct extent extent = { (uintptr_t)array->data, (uint64_t)item_size(array) };
+
+	for (uint32_t i = 0; i < array->n_dims; i++) {
+		int64_t span = array->strides[i] * (array->shape[i] - 1);
+
+		if (modulus && array->strides[i] % modulus == 0)
+			continue;
+		extent.length += (uint64_t)(span < 0 ? -span : span);
+		if (span < 0)
+			extent.low += (uintptr_t)span;
+	}
+	return extent;
+}
+
+/* Whether the two are apart within every stretch of `modulus` bytes, as columns of a matrix are
+ * within its rows. */
+static bool apart_within(const struct bh_stream_array *a, const struct bh_stream_array *b,
+			 int64_t modulus)
+{
+	struct extent x = extent_of(a, modulus), y = extent_of(b, modulus);
+	uint64_t between;
+
+	if (x.low <= y.low)
+		between = (y.low - x.low) % (uint64_t)modulus;
+	else
+		between = ((uint64_t)modulus - (x.low - y.low) % (uint64_t)modulus) %
+			  (uint64_t)modulus;
+	return x.length <= between && y.length <= (uint64_t)modulus - between;
+}
+
+/* No byte of one is a byte of the other. It may say no where they only interlock in an odd way. */
+static bool are_apart(const struct bh_stream_array *a, const struct bh_stream_array *b)
+{
+	struct extent x = extent_of(a, 0), y = extent_of(b, 0);
+
+	if (x.low + x.length <= y.low || y.low + y.length <= x.low)
+		return true;
+	for (uint32_t i = 0; i < a->n_dims; i++) {
+		int64_t stride = a->strides[i] < 0 ? -a->strides[i] : a->strides[i];
+
+		if (a->shape[i] > 1 && stride > 0 && apart_within(a, b, stride))
+			return true;
+	}
+	return false;
+}
+
+/* No two elements of what is written share memory. */
+static bool is_apart_in_itself(const struct bh_stream_array *array)
+{
+	bool counted[BH_STREAM_DIMS] = { false };
+	int64_t covered = item_size(array); /* by the dimensions counted */
+
+	for (uint32_t n = 0; n < array->n_dims; n++) {
+		uint32_t least = BH_STREAM_DIMS;
+
+		for (uint32_t i = 0; i < array->n_dims; i++)
+			if (!counted[i] &&
+			    (least == BH_STREAM_DIMS ||
+			     llabs(array->strides[i]) < llabs(array->strides[least])))
+				least = i;
+		counted[least] = true;
+		if (array->shape[least] == 1)
+			continue;
+		if (llabs(array->strides[least]) < covered)
+			return false;
+		covered += llabs(array->strides[least]) * (array->shape[least] - 1);
+	}
+	return true;
+}
+
+static bool is_same_array(const struct bh_stream_array *a, const struct bh_stream_array *b)
+{
+	for (uint32_t i = 0; i < a->n_dims; i++)
+		if (a->shape[i] > 1 && a->strides[i] != b->strides[i])
+			return false;
+	return a->data == b->data;
+}
+
+static bh_status check_written(const struct call *call, const struct tensor *out)
+{
+	if (out->n == 0 || is_apart_in_itself(&out->array))
+		return 0;
+	return refuse(call, "stream.overlap", out->parameter,
+		      "memory in which elements lie on one another",
+		      "an element of memory for each, such as numpy.empty() gives");
+}
+
 /* The kernels read ahead of what they write: a result in its own input's memory would be wrong. */
 static bh_status check_apart(const struct call *call, const struct tensor *out,
 			     const struct tensor *in)
 {
-	uintptr_t a = (uintptr_t)out->data, b = (uintptr_t)in->data;
 	char given[64];
 
-	if (out->n == 0 || in->n == 0 || a + out->info.length <= b || b + in->info.length <= a)
+	if (out->n == 0 || in->n == 0 || are_apart(&out->array, &in->array))
 		return 0;
 	snprintf(given, sizeof(given), "memory that %s lies in too", in->parameter);
 	return refuse(call, "stream.overlap", out->parameter, given, "memory of its own");
 }
 
+/* Element by element it may be the very same array, for each is read before it is written. Of the
+ * same shape. */
+static bh_status check_apart_or_same(const struct call *call, const struct tensor *out,
+				     const struct tensor *in)
+{
+	char given[64], accepted[64];
+
+	if (out->n == 0 || is_same_array(&out->array, &in->array) ||
+	    are_apart(&out->array, &in->array))
+		return 0;
+	snprintf(given, sizeof(given), "memory that %s lies in too", in->parameter);
+	snprintf(accepted, sizeof(accepted), "memory of its own, or exactly that of %s",
+		 in->parameter);
+	return refuse(call, "stream.overlap", out->parameter, given, accepted);
+}
+
 /* A double that a float32 cannot hold would become an infinity unasked. */
-static bh_status check_range(const struct call *call, const char *parameter, double value)
+static bh_status check_range(const struct call *call, const char *parameter, double value,
+			     const struct tensor *tensor)
 {
 	char given[32];
 
-	if (!isfinite(value) || fabs(value) <= (double)FLT_MAX)
+	if (tensor->array.real == BH_STREAM_FLOAT64 || !isfinite(value) ||
+	    fabs(value) <= (double)FLT_MAX)
 		return 0;
 	snprintf(given, sizeof(given), "%g", value);
 	return refuse(call, "stream.range", parameter, given,
@@ -246,6 +424,161 @@ static bh_status op_run(void *state, struct bh_task *task, const struct bh_value
 	return call.services->result(task, &value);
 }
 
+/* What is written by an op that works element by element. */
+static bh_status written_of(const struct call *call, const char *parameter,
+			    const struct bh_value *value, struct tensor *ret_tensor)
+{
+	bh_status st = tensor_of(call, parameter, value, ret_tensor);
+
+	return st < 0 ? st : check_written(call, ret_tensor);
+}
+
+/* What is read to compute `out` element by element. */
+static bh_status operand_of(const struct call *call, const char *parameter,
+			    const struct bh_value *value, const struct tensor *out,
+			    struct tensor *ret_tensor)
+{
+	bh_status st = tensor_of(call, parameter, value, ret_tensor);
+
+	if (st == 0)
+		st = check_same_real(call, ret_tensor, out);
+	if (st == 0)
+		st = check_same_shape(call, ret_tensor, out);
+	if (st == 0)
+		st = check_apart_or_same(call, out, ret_tensor);
+	return st;
+}
+
+static bh_status op_fill(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct tensor out;
+	struct call call;
+	bh_status st;
+
+	call_begin(&call, state, task, "fill");
+	st = written_of(&call, "out", &args[0], &out);
+	if (st == 0)
+		st = check_range(&call, "value", args[1].as.real, &out);
+	if (st != 0)
+		return st;
+	return ended(bh_stream_fill(&out.array, args[1].as.real, &call.stop));
+}
+
+static bh_status op_copy(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct tensor out, a;
+	struct call call;
+	bh_status st;
+
+	call_begin(&call, state, task, "copy");
+	st = written_of(&call, "out", &args[0], &out);
+	if (st == 0)
+		st = operand_of(&call, "a", &args[1], &out, &a);
+	if (st != 0)
+		return st;
+	return ended(bh_stream_copy(&out.array, &a.array, &call.stop));
+}
+
+static bh_status op_scale(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct tensor y;
+	struct call call;
+	bh_status st;
+
+	call_begin(&call, state, task, "scale");
+	st = written_of(&call, "y", &args[0], &y);
+	if (st == 0)
+		st = check_range(&call, "a", args[1].as.real, &y);
+	if (st != 0)
+		return st;
+	return ended(bh_stream_scale(&y.array, args[1].as.real, &call.stop));
+}
+
+static bh_status op_axpy(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct tensor y, x;
+	struct call call;
+	bh_status st;
+
+	call_begin(&call, state, task, "axpy");
+	st = written_of(&call, "y", &args[0], &y);
+	if (st == 0)
+		st = check_range(&call, "a", args[1].as.real, &y);
+	if (st == 0)
+		st = operand_of(&call, "x", &args[2], &y, &x);
+	if (st != 0)
+		return st;
+	return ended(bh_stream_axpy(&y.array, args[1].as.real, &x.array, &call.stop));
+}
+
+static bh_status
+run_binary(struct call *call, const struct bh_value *args,
+	   bool (*kernel)(const struct bh_stream_array *, const struct bh_stream_array *,
+			  const struct bh_stream_array *, const struct bh_stream_stop *))
+{
+	struct tensor out, a, b;
+	bh_status st;
+
+	st = written_of(call, "out", &args[0], &out);
+	if (st == 0)
+		st = operand_of(call, "a", &args[1], &out, &a);
+	if (st == 0)
+		st = operand_of(call, "b", &args[2], &out, &b);
+	if (st != 0)
+		return st;
+	return ended(kernel(&out.array, &a.array, &b.array, &call->stop));
+}
+
+static bh_status op_add(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct call call;
+
+	call_begin(&call, state, task, "add");
+	return run_binary(&call, args, bh_stream_add);
+}
+
+static bh_status op_mul(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct call call;
+
+	call_begin(&call, state, task, "mul");
+	return run_binary(&call, args, bh_stream_mul);
+}
+
+static bh_status op_sum(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct bh_value value = { .type = BH_TYPE_FLOAT };
+	struct tensor a;
+	struct call call;
+	bh_status st;
+
+	call_begin(&call, state, task, "sum");
+	st = tensor_of(&call, "a", &args[0], &a);
+	if (st != 0)
+		return st;
+	if (!bh_stream_sum(&a.array, &call.stop, &value.as.real))
+		return -ECANCELED;
+	return call.services->result(task, &value);
+}
+
+static bh_status op_max(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct bh_value value = { .type = BH_TYPE_FLOAT };
+	struct tensor a;
+	struct call call;
+	bh_status st;
+
+	call_begin(&call, state, task, "max");
+	st = tensor_of(&call, "a", &args[0], &a);
+	if (st != 0)
+		return st;
+	if (a.n == 0)
+		return refuse_shape(&call, &a, "at least one element: nothing has no greatest");
+	if (!bh_stream_max(&a.array, &call.stop, &value.as.real))
+		return -ECANCELED;
+	return call.services->result(task, &value);
+}
+
 static bh_status op_dot(void *state, struct bh_task *task, const struct bh_value *args)
 {
 	struct bh_value value = { .type = BH_TYPE_FLOAT };
@@ -258,10 +591,12 @@ static bh_status op_dot(void *state, struct bh_task *task, const struct bh_value
 	if (st == 0)
 		st = vector_of(&call, "b", &args[1], &b);
 	if (st == 0)
-		st = check_length(&call, &b, a.n, "as many as a has");
+		st = check_same_real(&call, &b, &a);
+	if (st == 0)
+		st = check_length(&call, &b, a.info.shape[0], "as many as a has");
 	if (st != 0)
 		return st;
-	if (!bh_stream_dot(a.data, b.data, a.n, &call.stop, &value.as.real))
+	if (!bh_stream_dot(&a.array, &b.array, &call.stop, &value.as.real))
 		return -ECANCELED;
 	return call.services->result(task, &value);
 }
@@ -269,32 +604,86 @@ static bh_status op_dot(void *state, struct bh_task *task, const struct bh_value
 static bh_status op_matvec(void *state, struct bh_task *task, const struct bh_value *args)
 {
 	struct tensor out, m, x;
-	size_t rows, cols;
 	struct call call;
 	bh_status st;
 
 	call_begin(&call, state, task, "matvec");
 	st = vector_of(&call, "out", &args[0], &out);
 	if (st == 0)
-		st = tensor_of(&call, "m", &args[1], &m);
+		st = matrix_of(&call, "m", &args[1], &m);
 	if (st == 0)
 		st = vector_of(&call, "x", &args[2], &x);
-	if (st != 0)
-		return st;
-	if (m.info.n_dims != 2)
-		return refuse_shape(&call, &m, "two dimensions: rows, columns");
-	rows = (size_t)m.info.shape[0];
-	cols = (size_t)m.info.shape[1];
-	st = check_length(&call, &x, cols, "a column of m each");
 	if (st == 0)
-		st = check_length(&call, &out, rows, "a row of m each");
+		st = check_same_real(&call, &m, &out);
+	if (st == 0)
+		st = check_same_real(&call, &x, &out);
+	if (st == 0)
+		st = check_length(&call, &x, m.info.shape[1], "a column of m each");
+	if (st == 0)
+		st = check_length(&call, &out, m.info.shape[0], "a row of m each");
+	if (st == 0)
+		st = check_written(&call, &out);
 	if (st == 0)
 		st = check_apart(&call, &out, &m);
 	if (st == 0)
 		st = check_apart(&call, &out, &x);
 	if (st != 0)
 		return st;
-	return ended(bh_stream_matvec(out.data, m.data, x.data, rows, cols, &call.stop));
+	return ended(bh_stream_matvec(&out.array, &m.array, &x.array, &call.stop));
+}
+
+static bh_status check_product(const struct call *call, const struct tensor *out,
+			       const struct tensor *a, const struct tensor *b)
+{
+	const int64_t *x = a->info.shape, *y = b->info.shape;
+	char accepted[96];
+
+	if (y[0] != x[1]) {
+		snprintf(accepted, sizeof(accepted), "[%" PRId64 ", any], a row a column of a",
+			 x[1]);
+		return refuse_shape(call, b, accepted);
+	}
+	if (out->info.shape[0] == x[0] && out->info.shape[1] == y[1])
+		return 0;
+	snprintf(accepted, sizeof(accepted), "[%" PRId64 ", %" PRId64 "]: a's rows, b's columns",
+		 x[0], y[1]);
+	return refuse_shape(call, out, accepted);
+}
+
+static bh_status op_matmul(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct tensor out, a, b;
+	struct call call;
+	void *scratch;
+	bh_status st;
+
+	call_begin(&call, state, task, "matmul");
+	st = matrix_of(&call, "out", &args[0], &out);
+	if (st == 0)
+		st = matrix_of(&call, "a", &args[1], &a);
+	if (st == 0)
+		st = matrix_of(&call, "b", &args[2], &b);
+	if (st == 0)
+		st = check_same_real(&call, &a, &out);
+	if (st == 0)
+		st = check_same_real(&call, &b, &out);
+	if (st == 0)
+		st = check_product(&call, &out, &a, &b);
+	if (st == 0)
+		st = check_written(&call, &out);
+	if (st == 0)
+		st = check_apart(&call, &out, &a);
+	if (st == 0)
+		st = check_apart(&call, &out, &b);
+	if (st != 0)
+		return st;
+	scratch = malloc(bh_stream_matmul_scratch());
+	if (!scratch)
+		return fail_plainly(&call, -ENOMEM, "stream.memory",
+				    "no memory for the blocks of a matrix product");
+	st = ended(bh_stream_matmul(&out.array, &a.array, &b.array, scratch, &call.stop));
+	free(scratch);
+	return st;
 }
 
 struct pair {
@@ -315,7 +704,7 @@ static bh_status give_ranked(const struct call *call, const struct bh_stream_ran
 		pairs[i].index.type = BH_TYPE_INT;
 		pairs[i].index.as.integer = (int64_t)best[i].index;
 		pairs[i].score.type = BH_TYPE_FLOAT;
-		pairs[i].score.as.real = (double)best[i].score;
+		pairs[i].score.as.real = best[i].score;
 		rows[i].type = BH_TYPE_LIST;
 		rows[i].as.list = (struct bh_items){ &pairs[i].index, 2 };
 	}
@@ -345,86 +734,20 @@ static bh_status op_top_k(void *state, struct bh_task *task, const struct bh_val
 		snprintf(given, sizeof(given), "%" PRId64, args[1].as.integer);
 		return refuse(&call, "stream.range", "k", given, "0 or more");
 	}
-	k = (uint64_t)args[1].as.integer < scores.n ? (size_t)args[1].as.integer : scores.n;
+	k = (uint64_t)args[1].as.integer < scores.n ? (size_t)args[1].as.integer : (size_t)scores.n;
 	best = calloc(k + 1, sizeof(*best));
 	if (!best)
 		return fail_plainly(&call, -ENOMEM, "stream.memory", "no memory for k scores");
-	st = ended(bh_stream_top_k(scores.data, scores.n, k, best, &call.stop, &count));
+	st = ended(bh_stream_top_k(&scores.array, k, best, &call.stop, &count));
 	if (st == 0)
 		st = give_ranked(&call, best, count);
 	free(best);
 	return st;
 }
 
-static bh_status op_fill(void *state, struct bh_task *task, const struct bh_value *args)
-{
-	struct tensor out;
-	struct call call;
-	bh_status st;
-
-	call_begin(&call, state, task, "fill");
-	st = tensor_of(&call, "out", &args[0], &out);
-	if (st == 0)
-		st = check_range(&call, "value", args[1].as.real);
-	if (st != 0)
-		return st;
-	return ended(bh_stream_fill(out.data, (float)args[1].as.real, out.n, &call.stop));
-}
-
-static bh_status op_copy(void *state, struct bh_task *task, const struct bh_value *args)
-{
-	struct tensor out, a;
-	struct call call;
-	bh_status st;
-
-	call_begin(&call, state, task, "copy");
-	st = tensor_of(&call, "out", &args[0], &out);
-	if (st == 0)
-		st = tensor_of(&call, "a", &args[1], &a);
-	if (st == 0)
-		st = check_same_shape(&call, &a, &out);
-	if (st == 0)
-		st = check_apart(&call, &out, &a);
-	if (st != 0)
-		return st;
-	return ended(bh_stream_copy(out.data, a.data, out.n, &call.stop));
-}
-
-static bh_status op_scale(void *state, struct bh_task *task, const struct bh_value *args)
-{
-	struct tensor y;
-	struct call call;
-	bh_status st;
-
-	call_begin(&call, state, task, "scale");
-	st = tensor_of(&call, "y", &args[0], &y);
-	if (st == 0)
-		st = check_range(&call, "a", args[1].as.real);
-	if (st != 0)
-		return st;
-	return ended(bh_stream_scale(y.data, (float)args[1].as.real, y.n, &call.stop));
-}
-
-static bh_status op_axpy(void *state, struct bh_task *task, const struct bh_value *args)
-{
-	struct tensor y, x;
-	struct call call;
-	bh_status st;
-
-	call_begin(&call, state, task, "axpy");
-	st = tensor_of(&call, "y", &args[0], &y);
-	if (st == 0)
-		st = check_range(&call, "a", args[1].as.real);
-	if (st == 0)
-		st = tensor_of(&call, "x", &args[2], &x);
-	if (st == 0)
-		st = check_same_shape(&call, &x, &y);
-	if (st == 0)
-		st = check_apart(&call, &y, &x);
-	if (st != 0)
-		return st;
-	return ended(bh_stream_axpy(y.data, (float)args[1].as.real, x.data, y.n, &call.stop));
-}
+/* What the docs of the ops share. */
+#define REALS "float32 or float64, all buffers the same"
+#define IN_PLACE "may be the very same array, else it overlaps nothing that is read"
 
 static const struct bh_op stream_ops[] = {
 	{ .name = "run",
@@ -433,39 +756,68 @@ static const struct bh_op stream_ops[] = {
 	  .run = op_run,
 	  .doc = "Calls fn(*args) on the data plane and returns what it returns. It cannot be "
 		 "stopped once it runs." },
+	{ .name = "fill",
+	  .args = "out:buffer!~ value:float",
+	  .run = op_fill,
+	  .doc = "Sets every element to value. float32 or float64." },
+	{ .name = "copy",
+	  .args = "out:buffer!~ a:buffer~",
+	  .run = op_copy,
+	  .doc = "out = a, of equal shape. " REALS "; out " IN_PLACE "." },
+	{ .name = "scale",
+	  .args = "y:buffer!~ a:float",
+	  .run = op_scale,
+	  .doc = "y = a y. float32 or float64." },
+	{ .name = "axpy",
+	  .args = "y:buffer!~ a:float x:buffer~",
+	  .run = op_axpy,
+	  .doc = "y = a x + y, of equal shape. " REALS "; y " IN_PLACE "." },
+	{ .name = "add",
+	  .args = "out:buffer!~ a:buffer~ b:buffer~",
+	  .run = op_add,
+	  .doc = "out = a + b, element by element, of equal shape. " REALS "; out " IN_PLACE "." },
+	{ .name = "mul",
+	  .args = "out:buffer!~ a:buffer~ b:buffer~",
+	  .run = op_mul,
+	  .doc = "out = a b, element by element, of equal shape. " REALS "; out " IN_PLACE "." },
+	{ .name = "sum",
+	  .args = "a:buffer~",
+	  .ret = "float",
+	  .run = op_sum,
+	  .doc = "The sum of all elements, of float32 or float64; 0 of none. Its error is at most "
+		 "262 epsilons of the type times the sum of the magnitudes, however many there "
+		 "are." },
+	{ .name = "max",
+	  .args = "a:buffer~",
+	  .ret = "float",
+	  .run = op_max,
+	  .doc = "The greatest element, of float32 or float64; NaN where there is one. Of no "
+		 "elements: an error." },
 	{ .name = "dot",
-	  .args = "a:buffer b:buffer",
+	  .args = "a:buffer~ b:buffer~",
 	  .ret = "float",
 	  .run = op_dot,
-	  .doc = "The dot product of two float32 vectors of equal length." },
+	  .doc = "The dot product of two vectors of equal length. " REALS ". Its error is at most "
+		 "262 epsilons of the type times the sum of the products' magnitudes." },
 	{ .name = "matvec",
-	  .args = "out:buffer! m:buffer x:buffer",
+	  .args = "out:buffer!~ m:buffer~ x:buffer~",
 	  .run = op_matvec,
-	  .doc = "out = m x, for a float32 matrix m of shape [rows, columns], row-major; out "
-		 "overlaps neither." },
+	  .doc = "out = m x, for a matrix m of shape [rows, columns]. " REALS
+		 "; out overlaps neither." },
+	{ .name = "matmul",
+	  .args = "out:buffer!~ a:buffer~ b:buffer~",
+	  .run = op_matmul,
+	  .doc = "out = a b, for matrices of shapes [m, n], [m, k], [k, n]. " REALS
+		 "; out overlaps neither." },
 	{ .name = "top_k",
-	  .args = "scores:buffer k:int",
+	  .args = "scores:buffer~ k:int",
 	  .ret = "list",
 	  .run = op_top_k,
-	  .doc = "The k greatest of a float32 vector as [[index, score], ...], greatest first, "
-		 "equal ones by index. NaN is left out, so that there may be fewer than k." },
-	{ .name = "fill",
-	  .args = "out:buffer! value:float",
-	  .run = op_fill,
-	  .doc = "Sets every element of a float32 buffer." },
-	{ .name = "copy",
-	  .args = "out:buffer! a:buffer",
-	  .run = op_copy,
-	  .doc = "out = a, for float32 buffers of equal shape that do not overlap." },
-	{ .name = "scale",
-	  .args = "y:buffer! a:float",
-	  .run = op_scale,
-	  .doc = "y = a y, for a float32 buffer." },
-	{ .name = "axpy",
-	  .args = "y:buffer! a:float x:buffer",
-	  .run = op_axpy,
-	  .doc = "y = a x + y, for float32 buffers of equal shape that do not overlap." },
+	  .doc = "The k greatest of a vector of float32 or float64 as [[index, score], ...], "
+		 "greatest first, equal ones by index. NaN is left out, so that there may be "
+		 "fewer than k." },
 };
+static_assert(BH_STREAM_SUM_ERROR == 262, "the docs of sum and dot say so");
 
 /* ---- life ------------------------------------------------------------------------------------ */
 

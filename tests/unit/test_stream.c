@@ -138,7 +138,8 @@ static struct bh_buffer matrix(float *data, int64_t rows, int64_t cols)
 					     .length = (uint64_t)(rows * cols) * sizeof(float),
 					     .dtype_code = BH_DTYPE_FLOAT,
 					     .dtype_bits = 32,
-					     .shape = { rows, cols } } };
+					     .shape = { rows, cols },
+					     .strides = { cols * 4, 4 } } };
 }
 
 static struct bh_buffer vector(float *data, int64_t n)
@@ -146,6 +147,19 @@ static struct bh_buffer vector(float *data, int64_t n)
 	struct bh_buffer buffer = matrix(data, n, 1);
 
 	buffer.info.n_dims = 1;
+	buffer.info.strides[0] = 4;
+	return buffer;
+}
+
+/* Every `step`-th of so many doubles; `step` may be 0 or negative. */
+static struct bh_buffer doubles(double *first, int64_t n, int64_t step)
+{
+	struct bh_buffer buffer = vector(NULL, n);
+
+	buffer.info.data = first;
+	buffer.info.length = (uint64_t)n * 8;
+	buffer.info.dtype_bits = 64;
+	buffer.info.strides[0] = step * 8;
 	return buffer;
 }
 
@@ -240,9 +254,131 @@ static void ops_compute(void)
 	CU_ASSERT_EQUAL(y[2], 209.0f);
 	CU_ASSERT_EQUAL(run(&task, "copy", copy), 0);
 	CU_ASSERT_EQUAL(y[2], 100.0f);
-	check_refused("axpy", axpy,
-		      "stream.overlap op=axpy parameter=y given=memory that x lies in too "
-		      "accepted=memory of its own");
+	CU_ASSERT_EQUAL(run(&task, "axpy", axpy), 0); /* y is x */
+	CU_ASSERT_EQUAL(x[2], 300.0f);
+}
+
+static void more_ops_compute(void)
+{
+	double a[] = { 1, 0, 2, 0, 3, 0 }, b[] = { 10, 20, 30 }, out[6] = { 0 };
+	struct bh_buffer ba = doubles(a, 3, 2), bb = doubles(b + 2, 3, -1),
+			 seven = doubles(b, 3, 0), bout = doubles(out, 3, 1);
+	const struct bh_value add[] = { BUFFER(bout), BUFFER(ba), BUFFER(bb) };
+	const struct bh_value again[] = { BUFFER(bout), BUFFER(bout), BUFFER(seven) };
+	const struct bh_value one[] = { BUFFER(ba) };
+	float m[] = { 1, 2, 3, 4, 5, 6 }, product[4] = { 0 };
+	struct bh_buffer left = matrix(m, 2, 3), right = matrix(m, 3, 2),
+			 square = matrix(product, 2, 2);
+	const struct bh_value matmul[] = { BUFFER(square), BUFFER(left), BUFFER(right) };
+	struct bh_task task = { 0 };
+
+	CU_ASSERT_EQUAL(run(&task, "add", add), 0);
+	CU_ASSERT(out[0] == 31 && out[1] == 22 && out[2] == 13);
+	CU_ASSERT_EQUAL(run(&task, "mul", again), 0);
+	CU_ASSERT(out[0] == 310 && out[1] == 220 && out[2] == 130);
+	CU_ASSERT_EQUAL(run(&task, "sum", one), 0);
+	CU_ASSERT_EQUAL(task.result.as.real, 6.0);
+	CU_ASSERT_EQUAL(run(&task, "max", one), 0);
+	CU_ASSERT_EQUAL(task.result.as.real, 3.0);
+	CU_ASSERT_EQUAL(run(&task, "matmul", matmul), 0);
+	CU_ASSERT(product[0] == 22 && product[1] == 28 && product[2] == 49 && product[3] == 64);
+	/* The transpose of a transpose's product. */
+	left.info.shape[0] = 3;
+	left.info.shape[1] = 2;
+	left.info.strides[0] = 4;
+	left.info.strides[1] = 12;
+	right.info.shape[0] = 2;
+	right.info.shape[1] = 3;
+	right.info.strides[0] = 4;
+	right.info.strides[1] = 8;
+	square.info.strides[0] = 4;
+	square.info.strides[1] = 8;
+	memset(product, 0, sizeof(product));
+	{
+		const struct bh_value turned[] = { BUFFER(square), BUFFER(right), BUFFER(left) };
+
+		CU_ASSERT_EQUAL(run(&task, "matmul", turned), 0);
+	}
+	CU_ASSERT(product[0] == 22 && product[1] == 28 && product[2] == 49 && product[3] == 64);
+}
+
+static void max_of_nothing_is_refused(void)
+{
+	struct bh_buffer none = matrix(NULL, 0, 3);
+	const struct bh_value args[] = { BUFFER(none) };
+	struct bh_task task = { 0 };
+
+	check_refused("max", args,
+		      "stream.shape op=max parameter=a given=[0, 3] accepted=at least one element: "
+		      "nothing has no greatest");
+	CU_ASSERT_EQUAL(run(&task, "sum", args), 0);
+	CU_ASSERT_EQUAL(task.result.as.real, 0.0);
+}
+
+static void refuses_two_types_in_one_op(void)
+{
+	float x[3] = { 0 }, y[3] = { 0 };
+	double z[3] = { 0 };
+	struct bh_buffer bx = vector(x, 3), by = vector(y, 3), bz = doubles(z, 3, 1);
+	struct bh_buffer m = matrix(x, 1, 3), out = vector(y, 1);
+	const struct bh_value add[] = { BUFFER(bx), BUFFER(by), BUFFER(bz) };
+	const struct bh_value dot[] = { BUFFER(bz), BUFFER(bx) };
+	const struct bh_value matvec[] = { BUFFER(out), BUFFER(m), BUFFER(bz) };
+
+	check_refused("add", add,
+		      "stream.dtype op=add parameter=b given=float64 accepted=float32, as out has: "
+		      "convert one of them first");
+	check_refused("dot", dot,
+		      "stream.dtype op=dot parameter=b given=float32 accepted=float64, as a has: "
+		      "convert one of them first");
+	check_refused("matvec", matvec,
+		      "stream.dtype op=matvec parameter=x given=float64 accepted=float32, as out "
+		      "has: convert one of them first");
+}
+
+/* What is written and what is read may interlock as long as they share no element. */
+static void knows_who_lies_where(void)
+{
+	double memory[64] = { 0 };
+	struct bh_buffer even = doubles(memory, 8, 2), odd = doubles(memory + 1, 8, 2),
+			 back = doubles(memory + 15, 8, -2), next = doubles(memory + 2, 8, 2),
+			 still = doubles(memory, 8, 0), one = doubles(memory, 1, 0);
+	struct bh_buffer block = doubles(memory, 4, 8), beside = block, across = block;
+	const struct bh_value fine[] = { BUFFER(even), BUFFER(odd) };
+	const struct bh_value fine_too[] = { BUFFER(even), BUFFER(back) };
+	const struct bh_value same[] = { BUFFER(even), BUFFER(even) };
+	const struct bh_value shifted[] = { BUFFER(even), BUFFER(next) };
+	const struct bh_value turned[] = { BUFFER(odd), BUFFER(back) };
+	const struct bh_value flat[] = { BUFFER(still), FLOAT(1) };
+	const struct bh_value single[] = { BUFFER(one), FLOAT(1) };
+	const struct bh_value blocks[] = { BUFFER(block), BUFFER(beside) };
+	const struct bh_value crossed[] = { BUFFER(block), BUFFER(across) };
+	const char *shared =
+		"memory that a lies in too accepted=memory of its own, or exactly that "
+		"of a";
+	struct bh_task task = { 0 };
+	char error[256];
+
+	CU_ASSERT_EQUAL(run(&task, "copy", fine), 0);
+	CU_ASSERT_EQUAL(run(&task, "copy", fine_too), 0);
+	CU_ASSERT_EQUAL(run(&task, "copy", same), 0);
+	CU_ASSERT_EQUAL(run(&task, "fill", single), 0);
+	snprintf(error, sizeof(error), "stream.overlap op=copy parameter=out given=%s", shared);
+	check_refused("copy", shifted, error);
+	check_refused("copy", turned, error);
+	check_refused("fill", flat,
+		      "stream.overlap op=fill parameter=out given=memory in which elements lie on "
+		      "one another accepted=an element of memory for each, such as numpy.empty() "
+		      "gives");
+	/* The left and the right half of a matrix of 8 columns, then two blocks that share some. */
+	block.info.n_dims = beside.info.n_dims = across.info.n_dims = 2;
+	block.info.shape[1] = beside.info.shape[1] = across.info.shape[1] = 4;
+	block.info.strides[1] = beside.info.strides[1] = across.info.strides[1] = 8;
+	block.info.length = beside.info.length = across.info.length = 4 * 4 * 8;
+	beside.info.data = memory + 4;
+	across.info.data = memory + 3;
+	CU_ASSERT_EQUAL(run(&task, "copy", blocks), 0);
+	check_refused("copy", crossed, error);
 }
 
 static void top_k_returns_pairs(void)
@@ -284,25 +420,25 @@ static void empty_buffers_are_fine(void)
 	CU_ASSERT_EQUAL(run(&task, "copy", copy), 0);
 }
 
-static void refuses_what_is_no_float32(void)
+static void refuses_what_is_no_real(void)
 {
 	float x[4] = { 0 };
 	struct bh_buffer good = vector(x, 4), bad = good;
 	const struct bh_value args[] = { BUFFER(good), BUFFER(bad) };
 
-	bad.info.dtype_bits = 64;
+	bad.info.dtype_bits = 16;
 	check_refused("dot", args,
-		      "stream.dtype op=dot parameter=b given=float64 accepted=float32, "
-		      "such as array.array('f') or numpy.float32");
+		      "stream.dtype op=dot parameter=b given=float16 accepted=float32 or float64, "
+		      "such as array.array('f') or numpy.float64");
 	bad.info.dtype_code = BH_DTYPE_OPAQUE;
 	check_refused("dot", args,
-		      "stream.dtype op=dot parameter=b given=opaque64 accepted=float32, "
-		      "such as array.array('f') or numpy.float32");
+		      "stream.dtype op=dot parameter=b given=opaque16 accepted=float32 or float64, "
+		      "such as array.array('f') or numpy.float64");
 	bad = good;
 	bad.info.dtype_code = BH_DTYPE_UINT;
 	check_refused("dot", args,
-		      "stream.dtype op=dot parameter=b given=uint32 accepted=float32, "
-		      "such as array.array('f') or numpy.float32");
+		      "stream.dtype op=dot parameter=b given=uint32 accepted=float32 or float64, "
+		      "such as array.array('f') or numpy.float64");
 	bad = good;
 	bad.info.kind = BH_BUFFER_CUDA;
 	check_refused("dot", args,
@@ -310,9 +446,18 @@ static void refuses_what_is_no_float32(void)
 		      "memory: copy it there first");
 	bad = good;
 	bad.info.data = (char *)x + 1;
-	check_refused("dot", args,
-		      "stream.alignment op=dot parameter=b given=an address that is no "
-		      "multiple of 4 accepted=elements at multiples of 4 bytes: copy it first");
+	check_refused(
+		"dot", args,
+		"stream.alignment op=dot parameter=b given=an address or a stride that is no "
+		"multiple of its element's size accepted=elements at multiples of their size: "
+		"copy it first");
+	bad = good;
+	bad.info.strides[0] = 6;
+	check_refused(
+		"dot", args,
+		"stream.alignment op=dot parameter=b given=an address or a stride that is no "
+		"multiple of its element's size accepted=elements at multiples of their size: "
+		"copy it first");
 }
 
 static void passes_on_a_buffer_without_info(void)
@@ -339,6 +484,8 @@ static void refuses_wrong_shapes(void)
 	const struct bh_value flat[] = { BUFFER(v2), BUFFER(w3), BUFFER(v3) };
 	const struct bh_value narrow[] = { BUFFER(v2), BUFFER(t), BUFFER(v3) };
 	const struct bh_value low[] = { BUFFER(v3), BUFFER(m), BUFFER(v3) };
+	const struct bh_value inner[] = { BUFFER(n), BUFFER(m), BUFFER(m) };
+	const struct bh_value outer[] = { BUFFER(n), BUFFER(m), BUFFER(t) };
 	const struct bh_value copy[] = { BUFFER(n), BUFFER(t) },
 			      axpy[] = { BUFFER(v2), FLOAT(1), BUFFER(m) };
 
@@ -357,6 +504,13 @@ static void refuses_wrong_shapes(void)
 		"stream.shape op=matvec parameter=out given=[3] accepted=[2], a row of m each");
 	check_refused("copy", copy,
 		      "stream.shape op=copy parameter=a given=[3, 2] accepted=[2, 3]");
+	check_refused("matmul", inner,
+		      "stream.shape op=matmul parameter=b given=[2, 3] accepted=[3, any], a row a "
+		      "column of a");
+	check_refused(
+		"matmul", outer,
+		"stream.shape op=matmul parameter=out given=[2, 3] accepted=[2, 2]: a's rows, "
+		"b's columns");
 	check_refused("axpy", axpy, "stream.shape op=axpy parameter=x given=[2, 3] accepted=[2]");
 }
 
@@ -426,6 +580,9 @@ static void long_ops_see_cancellation(void)
 	const struct bh_value matvec[] = { BUFFER(v), BUFFER(m), BUFFER(b2) };
 	const struct bh_value one[] = { BUFFER(bx), FLOAT(1) },
 			      axpy[] = { BUFFER(by), FLOAT(1), BUFFER(bx) };
+	struct bh_buffer square = matrix(x, 256, 256), product = matrix(y, 256, 256);
+	const struct bh_value matmul[] = { BUFFER(product), BUFFER(square), BUFFER(square) };
+	const struct bh_value three[] = { BUFFER(by), BUFFER(bx), BUFFER(by) };
 	struct bh_task task = { .cancelled = true };
 
 	CU_ASSERT_PTR_NOT_NULL_FATAL(x);
@@ -437,6 +594,11 @@ static void long_ops_see_cancellation(void)
 	CU_ASSERT_EQUAL(run(&task, "scale", one), -ECANCELED);
 	CU_ASSERT_EQUAL(run(&task, "copy", dot), -ECANCELED);
 	CU_ASSERT_EQUAL(run(&task, "axpy", axpy), -ECANCELED);
+	CU_ASSERT_EQUAL(run(&task, "add", three), -ECANCELED);
+	CU_ASSERT_EQUAL(run(&task, "mul", three), -ECANCELED);
+	CU_ASSERT_EQUAL(run(&task, "sum", dot), -ECANCELED);
+	CU_ASSERT_EQUAL(run(&task, "max", dot), -ECANCELED);
+	CU_ASSERT_EQUAL(run(&task, "matmul", matmul), -ECANCELED);
 	CU_ASSERT_EQUAL(task.result.type, BH_TYPE_NONE);
 	CU_ASSERT_EQUAL(task.failed, 0);
 	free(x);
@@ -452,8 +614,14 @@ static const struct bh_test tests[] = {
 	{ "top_k returns pairs of index and score, NaN left out, k clipped to what there is",
 	  top_k_returns_pairs },
 	{ "buffers without elements are fine", empty_buffers_are_fine },
-	{ "a buffer that is no float32 in host memory is refused by name",
-	  refuses_what_is_no_float32 },
+	{ "the kernels of float64 and of strided memory compute what their docs say",
+	  more_ops_compute },
+	{ "the max of nothing is refused, its sum is 0", max_of_nothing_is_refused },
+	{ "a buffer that is no float in host memory is refused by name", refuses_what_is_no_real },
+	{ "buffers of two types in one op are refused, with the one that differs",
+	  refuses_two_types_in_one_op },
+	{ "memory that is written may interlock with what is read, and not more",
+	  knows_who_lies_where },
 	{ "a buffer that cannot say what it is fails the task", passes_on_a_buffer_without_info },
 	{ "wrong shapes are refused with the right one", refuses_wrong_shapes },
 	{ "the longest possible shape is named whole", names_the_longest_shape },
