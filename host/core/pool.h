@@ -148,6 +148,15 @@ bh_status bh_lane_new(struct bh_pool *pool, const char *name, struct bh_lane **r
 struct bh_lane *bh_lane_ref(struct bh_lane *lane);
 void bh_lane_unref(struct bh_lane *lane);
 
+struct bh_lane_books { /* submitted = the five + queued + running */
+	uint64_t submitted, done, failed, cancelled, deadline, abandoned;
+	uint32_t queued, running; /* running: or pending */
+	uint64_t busy_ns;	  /* from start to true end, of those that have ended */
+	char last_error[48];	  /* the identifier of the last failure; "" without one */
+};
+/* Since the lane was made. Takes the pool's lock. */
+void bh_lane_books(struct bh_lane *lane, struct bh_lane_books *ret_books);
+
 /* ---- life ------------------------------------------------------------------------------------ */
 
 bh_status bh_pool_new(const struct bh_pool_config *config, struct bh_pool **ret_pool,

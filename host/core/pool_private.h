@@ -4,6 +4,7 @@
  *	pool.c        make and free, admission, what can be looked at
  *	task.c        task records: their life from acceptance to outcome and end
  *	lane.c        the ready queue and the lanes in it
+ *	lane_books.c  the books of a lane
  *	heap.c        deadlines in order
  *	worker.c      the pool's own threads, and running a task on one
  *	ticket.c      the submitter's side: cancel, wait (SUP-7)
@@ -68,6 +69,8 @@ struct bh_lane {
 	struct bh_ready ready;	 /* M: in pool->ready while idle with work */
 	struct bh_list tasks;	 /* M: queued ones, in order */
 	bool busy;		 /* M: one of its tasks is running or pending */
+
+	struct bh_lane_books books; /* M */
 };
 
 /* A thread blocked in bh_ticket_wait(); on its stack. */
@@ -249,6 +252,12 @@ struct bh_task *bh_lane_take_head_locked(struct bh_pool *pool, struct bh_lane *l
 	BH_NEEDS(pool->lock);
 /* The task that kept the lane busy has truly ended. */
 void bh_lane_release_locked(struct bh_pool *pool, struct bh_lane *lane) BH_NEEDS(pool->lock);
+
+/* lane_books.c: a task was accepted, has been started, got its outcome (`error` may be NULL) */
+void bh_lane_count_in_locked(struct bh_pool *pool, struct bh_lane *lane) BH_NEEDS(pool->lock);
+void bh_lane_count_start_locked(struct bh_pool *pool, struct bh_lane *lane) BH_NEEDS(pool->lock);
+void bh_lane_count_out_locked(struct bh_pool *pool, struct bh_task *task, enum bh_outcome outcome,
+			      const struct bh_error *error) BH_NEEDS(pool->lock);
 
 /* heap.c */
 void bh_heap_push_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);

@@ -89,6 +89,8 @@ void bh_task_accept_locked(struct bh_pool *pool, const struct bh_submission *sub
 	pool->n_places++;
 	pool->books.submitted++;
 	pool->books.queued++;
+	if (task->lane)
+		bh_lane_count_in_locked(pool, task->lane);
 	if (task->deadline.at_ns != UINT64_MAX) {
 		bh_heap_push_locked(pool, task);
 		if (task->heap_index == 0)
@@ -106,6 +108,8 @@ void bh_task_start_locked(struct bh_pool *pool, struct bh_task *task, struct bh_
 	move_to_locked(task, &pool->active);
 	pool->books.queued--;
 	pool->books.running++;
+	if (task->lane)
+		bh_lane_count_start_locked(pool, task->lane);
 	/* A worker's outermost task makes room for another; one that runs inline keeps its
 	 * place, or nested ones would need more records than there are. */
 	if (thread->is_worker && !thread->task)
@@ -223,6 +227,8 @@ static void tell_locked(struct bh_pool *pool, struct bh_task *task, struct bh_ve
 	assert(task->told == BH_OUTCOME_NONE && !after->ticket);
 	task->told = verdict->outcome;
 	count_out_locked(pool, task, verdict->outcome);
+	if (task->lane)
+		bh_lane_count_out_locked(pool, task, verdict->outcome, verdict->error);
 	bh_heap_remove_locked(pool, task);
 	bh_list_remove(&task->cancel_link);
 	wake_waiters_locked(task);
@@ -262,8 +268,10 @@ static void end_locked(struct bh_pool *pool, struct bh_task *task, struct bh_aft
 		       BH_STR("pool", pool->label), BH_STR("op", task->op_name),
 		       BH_INT("task", task->id));
 	}
-	if (task->lane && task->state != BH_TASK_QUEUED)
+	if (task->lane && task->state != BH_TASK_QUEUED) {
+		task->lane->books.busy_ns += bh_now_ns() - task->started_ns;
 		bh_lane_release_locked(pool, task->lane);
+	}
 	after->args = bh_steal(&task->args);
 	after->lane = bh_steal(&task->lane);
 	task->state = BH_TASK_FREE;

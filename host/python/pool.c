@@ -121,6 +121,28 @@ static void lane_dealloc(PyObject *object)
 	Py_DECREF(type);
 }
 
+static PyObject *lane_stats(PyObject *object, PyObject *Py_UNUSED(none))
+{
+	struct bh_lane_books books;
+	PyThreadState *off = PyEval_SaveThread(); /* GIL-9: it takes the pool's lock */
+
+	bh_lane_books(((struct bh_pylane *)object)->lane, &books);
+	PyEval_RestoreThread(off);
+	return Py_BuildValue(
+		"{sKsKsKsKsKsKsIsIsdsz}", "submitted", (unsigned long long)books.submitted, "done",
+		(unsigned long long)books.done, "failed", (unsigned long long)books.failed,
+		"cancelled", (unsigned long long)books.cancelled, "deadline",
+		(unsigned long long)books.deadline, "abandoned",
+		(unsigned long long)books.abandoned, "queued", (unsigned int)books.queued,
+		"running", (unsigned int)books.running, "busy_s", (double)books.busy_ns / 1e9,
+		"last_error", books.last_error[0] ? books.last_error : NULL);
+}
+
+static PyMethodDef lane_methods[] = {
+	{ "stats", lane_stats, METH_NOARGS, "What became of the lane's tasks, as a dict." },
+	{ NULL, NULL, 0, NULL },
+};
+
 static PyMemberDef lane_members[] = {
 	{ "__weaklistoffset__", T_PYSSIZET, offsetof(struct bh_pylane, weakrefs), READONLY, NULL },
 	{ NULL, 0, 0, 0, NULL },
@@ -130,6 +152,7 @@ static PyType_Slot lane_slots[] = {
 	{ Py_tp_doc, "An ordered lane of a pool." },
 	{ Py_tp_dealloc, lane_dealloc },
 	{ Py_tp_members, lane_members },
+	{ Py_tp_methods, lane_methods },
 	{ 0, NULL },
 };
 

@@ -247,6 +247,18 @@ class Pool:
             raise TypeError(f"a lane's name is a str, not {type(name).__name__}")
         return type(self)(self._shared, name)
 
+    def stats(self) -> dict[str, Any]:
+        """What became of this lane's tasks since it was made; only for a view that lane() gave.
+
+        submitted, done, failed, cancelled, deadline, abandoned, queued, running: tasks; the first is the
+        sum of the others. busy_s: seconds from start to end of those that have ended. last_error: the
+        code of the last failure, or None.
+        """
+        if self._lane is None:
+            raise TypeError(f"stats() is for a lane: bulkhead.pool({self.label!r}).lane(NAME).stats()")
+        stats: dict[str, Any] = self._lane.stats()
+        return stats
+
     def __getattr__(self, name: str) -> Callable[..., Task]:
         near = difflib.get_close_matches(name, self._ops, 1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._ops) or 'none'}"

@@ -250,6 +250,23 @@ class Probe:
         return "ok"
 
     @bulkhead.endpoint
+    async def lane_stats(self):
+        lane = self.hold.lane("counted")
+        assert lane.stats()["submitted"] == 0
+        assert await lane.call(lambda: 1) == 1
+        try:
+            await lane.call(lambda: 1 / 0)
+        except ZeroDivisionError:
+            pass
+        stats = lane.stats()
+        assert stats.pop("busy_s") > 0
+        assert stats.pop("last_error") == "python.raised", stats
+        assert stats == {"submitted": 2, "done": 1, "failed": 1, "cancelled": 0, "deadline": 0, "abandoned": 0,
+                         "queued": 0, "running": 0}, stats  # fmt: skip
+        assert "lane(NAME)" in str(raises(TypeError, self.hold.stats))
+        return "ok"
+
+    @bulkhead.endpoint
     async def references(self):
         class Thing:
             pass

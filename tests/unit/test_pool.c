@@ -719,6 +719,43 @@ static void pending_keeps_its_lane(void)
 	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
 }
 
+/* In each step of a task's life, and whatever becomes of it. */
+static void sup4_lane_books(void)
+{
+	struct fixture fx;
+	struct gate gate = { 0 };
+	struct bh_lane_books books;
+	struct bh_ticket *first, *second, *third;
+	struct bh_lane *lane;
+
+	fixture_init(&fx, 2, 8);
+	fixture_start(&fx);
+	CU_ASSERT_EQUAL_FATAL(bh_lane_new(fx.pool, "lane", &lane, NULL), 0);
+	first = fixture_submit_lane(&fx, lane, fn_gate, &gate);
+	second = fixture_submit_lane(&fx, lane, fn_fail, NULL);
+	third = fixture_submit_lane(&fx, lane, fn_nop, NULL);
+	bh_ticket_unref(fixture_submit(&fx, fn_nop, NULL)); /* not of the lane */
+	CU_ASSERT_TRUE(UNTIL((bh_lane_books(lane, &books), books.running == 1)));
+	CU_ASSERT_EQUAL(books.submitted, 3);
+	CU_ASSERT_EQUAL(books.queued, 2);
+	CU_ASSERT_EQUAL(books.busy_ns, 0);
+	CU_ASSERT_STRING_EQUAL(books.last_error, "");
+	bh_ticket_cancel(third, false);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(first), BH_OUTCOME_DONE);
+	CU_ASSERT_EQUAL(fixture_outcome(second), BH_OUTCOME_FAILED);
+	CU_ASSERT_EQUAL(fixture_outcome(third), BH_OUTCOME_CANCELLED);
+	bh_lane_books(lane, &books);
+	CU_ASSERT_EQUAL(books.submitted, 3);
+	CU_ASSERT(books.done == 1 && books.failed == 1 && books.cancelled == 1);
+	CU_ASSERT(books.deadline == 0 && books.abandoned == 0);
+	CU_ASSERT(books.queued == 0 && books.running == 0);
+	CU_ASSERT(books.busy_ns > 0);
+	CU_ASSERT_STRING_EQUAL(books.last_error, "fixture.fail");
+	bh_lane_unref(lane);
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
+}
+
 static void cancelled_ones_leave_their_lane(void)
 {
 	struct gate gate = { 0 };
@@ -1417,6 +1454,7 @@ static const struct bh_test tests[] = {
 	{ "lanes: a long lane does not starve a short one", lanes_are_fair },
 	{ "lanes: a pending task keeps its lane busy", pending_keeps_its_lane },
 	{ "lanes: cancelled tasks leave a lane that goes on", cancelled_ones_leave_their_lane },
+	{ "SUP-4: a lane's books balance, and name the last failure", sup4_lane_books },
 	{ "SUP-7: a queued task of the own pool is stolen and run inline", sup7_steals },
 	{ "SUP-7: on a lane only at its head, after those before it", sup7_lane },
 	{ "SUP-7: a waiting worker runs a lane that becomes idle", sup7_busy_lane },

@@ -597,6 +597,7 @@ PROBE_TEST(round_trips)
 PROBE_TEST(bad_arguments)
 PROBE_TEST(looks)
 PROBE_TEST(buffers)
+PROBE_TEST(lane_stats)
 PROBE_TEST(references)
 PROBE_TEST(contexts)
 PROBE_TEST(thread_states)
@@ -930,6 +931,7 @@ static const struct bh_test tests[] = {
 	  bad_arguments },
 	{ "a pool shows its ops to help() and inspect", looks },
 	{ "a buffer is not copied, and given back through the release queue", buffers },
+	{ "SUP-4: a lane says what became of its tasks", lane_stats },
 	{ "GIL-9: references come back to main and are dropped there", references },
 	{ "GIL-8: a callable runs in a copy of its submitter's context", contexts },
 	{ "GIL-8: threading.local survives between tasks", thread_states },
