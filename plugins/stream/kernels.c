@@ -33,7 +33,7 @@
 #define PACE (UINT64_C(1) << 20) /* elements between two questions whether to stop */
 #define SCAN 64u		 /* scores looked at together while none of them is good enough */
 #define PANEL 256u		 /* rows of a matrix summed side by side */
-#define TILE 128u		 /* rows and columns of a block of a product */
+#define TILE 96u		 /* rows and columns of a block of a product: about PACE products */
 #define OPERANDS 3u
 
 static_assert(SCRATCH <= BLOCK, "an error bound speaks of BLOCK");
