@@ -16,6 +16,10 @@ struct bh_buffer {
 	_Atomic uint32_t refs;			/* A: release on drop, acquire by the last */
 	struct bh_buffer_info info;		/* I */
 	void (*free)(struct bh_buffer *buffer); /* I */
+	uint8_t element; /* I: DLPack's code of an element; tells apart what `info` calls opaque */
+	/* G: the Python object that it came from, or that shows it; NULL: none. Borrowed: the object
+	 * clears it, or is held by whoever made the buffer. */
+	void *python;
 };
 
 struct bh_object {

@@ -22,6 +22,7 @@
 #include "host/core/exit_hook.h"
 #include "host/core/format.h"
 #include "host/core/log.h"
+#include "host/core/memory.h"
 #include "host/gil/courier.h"
 #include "host/plugin/boundary.h"
 #include "host/plugin/name.h"
@@ -483,6 +484,21 @@ static void service_buffer_unref(struct bh_buffer *buffer)
 	bh_buffer_unref(buffer);
 }
 
+static bh_status service_buffer_alloc(struct bh_context *ctx, const struct bh_buffer_info *info,
+				      uint64_t alignment, struct bh_buffer **ret_buffer)
+{
+	bh_status st = -EINVAL;
+
+	if (info && ret_buffer && info->size >= BUFFER_INFO_SIZE_MIN &&
+	    info->kind == BH_BUFFER_HOST && info->dtype_code <= BH_DTYPE_OPAQUE)
+		st = bh_memory_new(info, alignment, ret_buffer);
+	if (st == -EINVAL)
+		complain(ctx, "buffer_alloc",
+			 "it takes host memory of at most 8 dimensions, elements of whole bytes "
+			 "and an alignment that is a power of two up to 2 MiB");
+	return st;
+}
+
 static struct bh_object *service_object_ref(struct bh_object *object)
 {
 	return object ? bh_object_ref(object) : NULL;
@@ -664,4 +680,5 @@ const struct bh_services bh_service_table = {
 	.adopt_thread = service_adopt_thread,
 	.exit_hook_refresh = service_exit_hook_refresh,
 	.post = service_post,
+	.buffer_alloc = service_buffer_alloc,
 };

@@ -323,6 +323,16 @@ struct bh_services {
 	 * `fn` is not run. `fn` must not end its thread, nor take long, as everything behind it
 	 * waits too. A Python or C++ exception that it leaves is logged with the site. */
 	bh_status (*post)(struct bh_context *ctx, uint32_t site, void (*fn)(void *arg), void *arg);
+	/* Memory of the host's, zeroed and C-contiguous, for an op to fill and to return: in Python it
+	 * is a bulkhead.Buffer. `info` says what is wanted: size, kind (BH_BUFFER_HOST), n_dims, shape,
+	 * dtype_code, dtype_bits (a multiple of 8), and flags: without BH_BUFFER_WRITABLE Python and
+	 * other ops may only read it, while the plugin fills it before it is handed out. Its other
+	 * fields are not read; ask buffer_info() where the memory lies. `alignment`: of the first byte,
+	 * a power of two from 1 to 2 MiB; 64 serves vector code. 0: the reference is the caller's, to
+	 * pass on with result(), complete() or to drop with buffer_unref(). -EINVAL (logged): not
+	 * that. -ENOMEM. Thread: any. A host whose table is shorter than this field lacks it. */
+	bh_status (*buffer_alloc)(struct bh_context *ctx, const struct bh_buffer_info *info,
+				  uint64_t alignment, struct bh_buffer **ret_buffer);
 };
 
 /* ---- the descriptor -------------------------------------------------------------------------- */

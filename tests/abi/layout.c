@@ -88,6 +88,7 @@ AT(bh_services, report_failed, 168);
 AT(bh_services, adopt_thread, 176);
 AT(bh_services, exit_hook_refresh, 184);
 AT(bh_services, post, 192);
+AT(bh_services, buffer_alloc, 200);
 
 AT_LEAST(bh_plugin, 120);
 AT(bh_plugin, size, 4);

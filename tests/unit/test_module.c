@@ -835,7 +835,10 @@ static void plg3_services_take_nothing_on_trust(void)
 					 { "Bad Key", NULL, 0, BH_FACT_STR, 0 },
 					 { "text", "\xff\xfe", 0, BH_FACT_STR, 0 } };
 	struct bh_buffer_info small = { .size = 8 };
-	struct bh_buffer buffer = { .refs = 1 };
+	struct bh_buffer_info wanted = { .size = sizeof(wanted),
+					 .kind = BH_BUFFER_HOST,
+					 .dtype_bits = 8 };
+	struct bh_buffer buffer = { .refs = 1 }, *made = NULL;
 	struct bh_ticket ticket;
 	struct bh_value out;
 
@@ -846,6 +849,24 @@ static void plg3_services_take_nothing_on_trust(void)
 	CU_ASSERT_EQUAL(host->post(ctx, 0, NULL, NULL), -EINVAL);
 	CU_ASSERT_EQUAL(host->post(ctx, 0xffff, free, NULL), -EINVAL);
 	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &small), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, NULL, 64, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, &wanted, 64, NULL), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, &small, 64, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, &wanted, 3, &made), -EINVAL);
+	wanted.dtype_code = BH_DTYPE_OPAQUE + 1;
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, &wanted, 64, &made), -EINVAL);
+	wanted.dtype_code = BH_DTYPE_UINT;
+	wanted.kind = BH_BUFFER_CUDA;
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, &wanted, 64, &made), -EINVAL);
+	wanted.kind = BH_BUFFER_HOST;
+	wanted.n_dims = BH_NDIM_MAX + 1;
+	CU_ASSERT_EQUAL(host->buffer_alloc(ctx, &wanted, 64, &made), -EINVAL);
+	wanted.n_dims = 0;
+	CU_ASSERT_PTR_NULL(made);
+	wanted.data = ctx; /* not read */
+	CU_ASSERT_EQUAL_FATAL(host->buffer_alloc(ctx, &wanted, 64, &made), 0);
+	CU_ASSERT_TRUE(made->info.data != (void *)ctx && made->info.length == 1);
+	host->buffer_unref(made);
 	CU_ASSERT_EQUAL(host->fail(ctx, 0, NULL, facts, 3), -EPROTO); /* a failure that is none */
 	host->log(ctx, 99, NULL, facts, 3);
 	host->log(ctx, BH_LOG_INFO, "facts that are not there", NULL, 5);
