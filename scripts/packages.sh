@@ -5,7 +5,7 @@
 bulkhead_packages="
     build-essential autoconf automake libtool pkg-config
     python3 python3-dev
-    libinih-dev libjansson-dev libevent-dev libcurl4-openssl-dev libblas-dev
+    libinih-dev libjansson-dev libevent-dev libcurl4-openssl-dev libblas-dev libdlpack-dev
     curl"
 bulkhead_test_packages="libcunit1-dev python3-pytest python3-numpy binutils g++"
 

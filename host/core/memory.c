@@ -36,6 +36,8 @@ bh_status bh_memory_length(const struct bh_buffer_info *info, uint64_t *ret_leng
 static void describe(struct bh_buffer *buffer, const struct bh_buffer_info *from, void *data,
 		     uint64_t length)
 {
+	int64_t step = from->dtype_bits / 8;
+
 	buffer->refs = 1;
 	buffer->free = memory_free;
 	buffer->element = from->dtype_code;
@@ -47,8 +49,12 @@ static void describe(struct bh_buffer *buffer, const struct bh_buffer_info *from
 						.length = length,
 						.dtype_code = from->dtype_code,
 						.dtype_bits = from->dtype_bits };
-	for (uint32_t i = 0; i < from->n_dims; i++)
+	for (uint32_t i = from->n_dims; i-- > 0;) {
 		buffer->info.shape[i] = from->shape[i];
+		buffer->info.strides[i] = step;
+		if (length > 0) /* else the product may be any */
+			step *= from->shape[i];
+	}
 }
 
 bh_status bh_memory_new(const struct bh_buffer_info *info, uint64_t alignment,

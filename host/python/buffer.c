@@ -6,24 +6,27 @@
 
 #include "host/python/buffer.h"
 
+#include <stdio.h>
 #include <string.h>
 
+#include "host/python/error.h"
 #include "host/python/state.h"
 
 struct pybuffer {
 	struct bh_buffer base;
 	struct bh_message message; /* its way to main once nobody holds it */
 	Py_buffer view;		   /* G */
-	PyObject *exporter;	   /* G: strong; as given, where view.obj may be what it wraps */
+	/* base.python: strong; the exporter as given, where view.obj may be what it wraps */
 };
 
 /* Main, or the courier once the loop is gone; GIL held. */
 static void release(struct bh_message *message)
 {
 	struct pybuffer *self = bh_container_of(message, struct pybuffer, message);
+	PyObject *exporter = self->base.python;
 
 	PyBuffer_Release(&self->view);
-	Py_DECREF(self->exporter);
+	Py_DECREF(exporter);
 	free(self);
 }
 
@@ -75,6 +78,60 @@ static void fill_info(struct pybuffer *self)
 	}
 }
 
+/* "(3, 4)" into `text`. */
+static void render(char *text, size_t size, const Py_ssize_t *numbers, int n)
+{
+	size_t used = (size_t)snprintf(text, size, "(");
+
+	for (int i = 0; i < n && used < size; i++)
+		used += (size_t)snprintf(text + used, size - used, "%s%zd", i ? ", " : "",
+					 numbers[i]);
+	if (used < size)
+		snprintf(text + used, size - used, n == 1 ? ",)" : ")");
+}
+
+/* What is wrong with memory that its exporter would show to somebody who asks for less, and what to
+ * do. False: nothing that can be seen. */
+static bool find_fault(const Py_buffer *view, bool writable, char *text, size_t size)
+{
+	char shape[128], strides[128];
+
+	if (writable && view->readonly) {
+		snprintf(text, size,
+			 "its memory is read-only and the op writes to it; pass memory that may be "
+			 "written to, such as bytearray(x) or x.copy()");
+		return true;
+	}
+	if (PyBuffer_IsContiguous(view, 'C') || !view->shape || !view->strides)
+		return false;
+	render(shape, sizeof(shape), view->shape, view->ndim);
+	render(strides, sizeof(strides), view->strides, view->ndim);
+	snprintf(text, size, "its memory is not C-contiguous (shape %s, strides %s)", shape,
+		 strides);
+	return true;
+}
+
+/* The exporter has refused, in words of its own: better ones take their place where there are. */
+static void explain_refusal(PyObject *exporter, bool writable)
+{
+	PyObject *refusal = bh_pyerror_take();
+	char text[400];
+	Py_buffer view;
+	bool found = false;
+
+	if (PyObject_GetBuffer(exporter, &view, PyBUF_FULL_RO) == 0) {
+		found = find_fault(&view, writable, text, sizeof(text));
+		PyBuffer_Release(&view);
+	}
+	PyErr_Clear();
+	if (!found) {
+		bh_pyerror_restore(refusal);
+		return;
+	}
+	Py_DECREF(refusal);
+	PyErr_SetString(PyExc_BufferError, text);
+}
+
 struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable, bool strided)
 {
 	struct pybuffer *self = calloc(1, sizeof(*self));
@@ -86,11 +143,14 @@ struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable, bool stride
 		return NULL;
 	}
 	if (PyObject_GetBuffer(exporter, &self->view, flags) < 0) {
+		if (PyErr_ExceptionMatches(PyExc_Exception) &&
+		    !PyErr_ExceptionMatches(PyExc_MemoryError))
+			explain_refusal(exporter, writable);
 		free(self);
 		return NULL;
 	}
 	if (self->view.ndim > (int)BH_NDIM_MAX) {
-		PyErr_Format(PyExc_ValueError, "%d dimensions; at most %d are accepted",
+		PyErr_Format(PyExc_ValueError, "%d dimensions; at most %d are accepted: reshape it",
 			     self->view.ndim, (int)BH_NDIM_MAX);
 		PyBuffer_Release(&self->view);
 		free(self);
@@ -98,16 +158,7 @@ struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable, bool stride
 	}
 	self->base.refs = 1;
 	self->base.free = pybuffer_free;
-	self->exporter = Py_NewRef(exporter);
+	self->base.python = Py_NewRef(exporter);
 	fill_info(self);
 	return &self->base;
-}
-
-PyObject *bh_pybuffer_get(struct bh_buffer *buffer)
-{
-	if (!buffer || buffer->free != pybuffer_free) {
-		PyErr_SetString(PyExc_SystemError, "a buffer that is not a Python object's memory");
-		return NULL;
-	}
-	return bh_container_of(buffer, struct pybuffer, base)->exporter;
 }

@@ -8,13 +8,11 @@
 
 #include "host/core/value.h"
 
-/* GIL: held. C-contiguous memory only, or with `strided` any that the exporter describes by
- * strides; `writable` asks for memory that may be written to. NULL with
- * an exception raised (BufferError, TypeError, ValueError: as the exporter says). */
+/* GIL: held. C-contiguous memory only, or with `strided` any that the exporter describes by strides;
+ * `writable` asks for memory that may be written to. The buffer's `python` is the exporter. NULL with an exception raised (BufferError, TypeError,
+ * ValueError): what is wrong with the memory and what to do where that can be seen, else as the
+ * exporter says. */
 struct bh_buffer *bh_pybuffer_new(PyObject *exporter, bool writable, bool strided);
-/* The object whose memory it is, borrowed. NULL with an exception raised when it is not one of
- * ours. */
-PyObject *bh_pybuffer_get(struct bh_buffer *buffer);
 /* DLPack's code and bits for one element of a buffer-protocol format; OPAQUE for what has none. */
 void bh_pybuffer_dtype(const char *format, size_t itemsize, uint8_t *ret_code, uint8_t *ret_bits);
 

@@ -11,7 +11,9 @@
 #include <string.h>
 
 #include "host/python/buffer.h"
+#include "host/python/dlpack.h"
 #include "host/python/error.h"
+#include "host/python/memory.h"
 #include "host/python/object.h"
 
 #define LIST_DEPTH_MAX 32 /* of lists in lists: more is most likely a list that contains itself */
@@ -42,12 +44,17 @@ const char *bh_convert_accepts(uint32_t type, bool writable, bool strided)
 		return "bytes, bytearray or memoryview";
 	case BH_TYPE_BUFFER:
 		if (strided && writable)
-			return "a writable buffer, strided or not (a numpy array, a bytearray)";
+			return "a writable buffer, strided or not (a bulkhead.Buffer, a numpy "
+			       "array, a PyTorch tensor of the CPU's, a bytearray)";
 		if (strided)
-			return "a buffer, strided or not (a numpy array, bytes, array.array)";
+			return "a buffer, strided or not (a bulkhead.Buffer, a numpy array, a "
+			       "PyTorch tensor of the CPU's, bytes, array.array)";
 		if (writable)
-			return "a writable, C-contiguous buffer (a numpy array, a bytearray)";
-		return "a C-contiguous buffer (a numpy array, bytes, array.array)";
+			return "a writable, C-contiguous buffer (a bulkhead.Buffer, a numpy array, "
+			       "a "
+			       "PyTorch tensor of the CPU's, a bytearray)";
+		return "a C-contiguous buffer (a bulkhead.Buffer, a numpy array, a PyTorch tensor "
+		       "of the CPU's, bytes, array.array)";
 	case BH_TYPE_LIST:
 		return "list or tuple";
 	case BH_TYPE_HANDLE:
@@ -243,13 +250,49 @@ static int from_bytes(PyObject *object, struct bh_value *ret)
 	return result;
 }
 
+/* The memory of a bulkhead.Buffer, which Python is not asked about. */
+static struct bh_buffer *take_own(struct bh_buffer *buffer, bool writable)
+{
+	if (!writable || buffer->info.flags & BH_BUFFER_WRITABLE)
+		return bh_buffer_ref(buffer);
+	PyErr_SetString(PyExc_BufferError,
+			"it is read-only and the op writes to it; pass a Buffer that is not");
+	return NULL;
+}
+
+/* The buffer protocol first, as it can say that memory is read-only and needs no Python code; what it
+ * cannot express may come through DLPack. When both refuse, the first one's reason is told. */
+static struct bh_buffer *take_buffer(PyObject *object, bool writable, bool strided)
+{
+	struct bh_buffer *own = bh_pymemory_get(object), *buffer;
+	PyObject *refusal;
+
+	if (own)
+		return take_own(own, writable);
+	if (!PyObject_CheckBuffer(object))
+		return bh_pydlpack_new(object, writable, strided, false);
+	buffer = bh_pybuffer_new(object, writable, strided);
+	if (buffer || !is_argument_fault())
+		return buffer;
+	refusal = bh_pyerror_take(); /* looking for attributes would clear it */
+	if (bh_pydlpack_offers(object))
+		buffer = bh_pydlpack_new(object, writable, strided, true);
+	if (buffer || !is_argument_fault()) {
+		Py_DECREF(refusal);
+		return buffer;
+	}
+	PyErr_Clear();
+	bh_pyerror_restore(refusal);
+	return NULL;
+}
+
 static int from_buffer(PyObject *object, bool writable, bool strided, struct bh_value *ret)
 {
 	struct bh_buffer *buffer;
 
-	if (!PyObject_CheckBuffer(object))
+	if (!PyObject_CheckBuffer(object) && !bh_pydlpack_offers(object))
 		return -1;
-	buffer = bh_pybuffer_new(object, writable, strided);
+	buffer = take_buffer(object, writable, strided);
 	if (!buffer)
 		return -1;
 	ret->type = BH_TYPE_BUFFER;
@@ -286,7 +329,8 @@ static uint32_t natural_type(PyObject *object)
 		return BH_TYPE_BYTES;
 	if (PyList_Check(object) || PyTuple_Check(object))
 		return BH_TYPE_LIST;
-	return PyObject_CheckBuffer(object) ? BH_TYPE_BUFFER : BH_TYPE_OBJECT;
+	return PyObject_CheckBuffer(object) || bh_pydlpack_offers(object) ? BH_TYPE_BUFFER
+									  : BH_TYPE_OBJECT;
 }
 
 static int from_list(PyObject *object, unsigned depth, struct bh_value *ret);
@@ -549,7 +593,7 @@ PyObject *bh_convert_value(const struct bh_value *value)
 		return PyBytes_FromStringAndSize(value->as.text.data,
 						 (Py_ssize_t)value->as.text.length);
 	case BH_TYPE_BUFFER:
-		return Py_XNewRef(bh_pybuffer_get(value->as.buffer));
+		return bh_pymemory_of(value->as.buffer);
 	case BH_TYPE_LIST:
 		return to_list(&value->as.list);
 	case BH_TYPE_HANDLE:

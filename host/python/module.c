@@ -14,6 +14,7 @@
 #include "host/core/log.h"
 #include "host/gil/courier.h"
 #include "host/gil/gil.h"
+#include "host/python/memory.h"
 #include "host/python/pool.h"
 #include "host/python/request.h"
 #include "host/python/state.h"
@@ -328,8 +329,8 @@ PyObject *bh_pymodule_create(void)
 	PyObject *module = PyModule_Create(&module_def);
 
 	if (module && (bh_writer_init(module) < 0 || bh_pypool_init(module) < 0 ||
-		       bh_pytask_init(module) < 0 || bh_pyrequest_init(module) < 0 ||
-		       add_constants(module) < 0))
+		       bh_pymemory_init(module) < 0 || bh_pytask_init(module) < 0 ||
+		       bh_pyrequest_init(module) < 0 || add_constants(module) < 0))
 		Py_CLEAR(module);
 	return module;
 }

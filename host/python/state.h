@@ -30,6 +30,7 @@ struct bh_python {
 	PyObject *host;		    /* G: the module bulkhead._host */
 	PyObject *make_error;	    /* G: bulkhead._errors.from_host */
 	PyTypeObject *task_type, *pool_type, *lane_type, *request_type, *writer_type; /* G */
+	PyTypeObject *memory_type;						      /* G */
 };
 
 struct bh_python *bh_python_state(void);

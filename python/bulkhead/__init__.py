@@ -27,6 +27,7 @@ import dataclasses
 from typing import Any
 
 from . import gil
+from ._buffer import Buffer
 from ._endpoint import endpoint
 from ._errors import (
     Abandoned,
@@ -48,6 +49,7 @@ __all__ = [
     "Abandoned",
     "App",
     "BadArgument",
+    "Buffer",
     "BulkheadError",
     "Cancelled",
     "Deadline",

@@ -26,6 +26,14 @@ def test_pool_outside_a_host_says_what_to_do():
     assert isinstance(caught.value, RuntimeError)
 
 
+def test_a_buffer_outside_a_host_says_what_to_do():
+    with pytest.raises(bulkhead.NotInHost) as caught:
+        bulkhead.Buffer.allocate((2, 3), "float32")
+    assert "bulkheadd" in str(caught.value) and "allocate((2, 3))" in caught.value.facts["asked"]
+    with pytest.raises(TypeError, match="Buffer.allocate"):
+        bulkhead.Buffer(16)
+
+
 def test_import_needs_nothing_and_warns_of_nothing():
     code = "import bulkhead, sys; sys.exit('_bulkhead' in sys.modules)"
     env = {"PYTHONPATH": PACKAGE_DIR, "PATH": os.environ["PATH"]}

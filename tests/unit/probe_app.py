@@ -267,6 +267,41 @@ class Probe:
         return "ok"
 
     @bulkhead.endpoint
+    async def own_memory(self):
+        class Tensor:  # takes part in DLPack, but not in the buffer protocol
+            def __init__(self, of, **how):
+                self.of, self.how, self.asked = of, how, []
+
+            def __dlpack_device__(self):
+                return self.how.get("device", self.of.__dlpack_device__())
+
+            def __dlpack__(self, **more):
+                self.asked.append(more)
+                if self.how.get("old") and more:
+                    raise TypeError("unexpected keyword")
+                return self.of.__dlpack__(**more)
+
+        memory = bulkhead.Buffer.allocate((2, 3), "int16", alignment=4096)
+        assert memory.address % 4096 == 0 and memory.shape == (2, 3) and bytes(memory) == bytes(12)
+        assert await self.types.info(memory) == [0, 16, 1, 12, 2, 3]
+        assert await self.count.echo_buffer(memory) is memory
+        await self.types.fill(memory, 1)
+        assert memoryview(memory).tolist() == [[257] * 3] * 2
+        for how in {"old": True}, {"old": False}:
+            tensor = Tensor(memory, **how)
+            await self.types.fill(tensor, 2)
+            assert bytes(memory) == b"\2" * 12 and await self.count.echo_buffer(tensor) is tensor
+            assert tensor.asked[0] == {"max_version": (1, 0)} and (tensor.asked[1] == {}) == how["old"], tensor.asked
+        error = raises(bulkhead.BadArgument, self.types.fill, Tensor(memory, device=(2, 0)), 1)
+        assert "tensor.cpu()" in error.facts["reason"] and error.facts["parameter"] == "target", error
+        raises(ValueError, bulkhead.Buffer.allocate, 1, "float31")
+        raises(MemoryError, bulkhead.Buffer.allocate, 1 << 62)
+        gone = weakref.ref(tensor)
+        del tensor
+        await until(lambda: gone() is None)
+        return "ok"
+
+    @bulkhead.endpoint
     async def references(self):
         class Thing:
             pass

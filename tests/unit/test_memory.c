@@ -45,6 +45,8 @@ static void is_as_asked_for(void)
 	CU_ASSERT_EQUAL(buffer->info.shape[0], 3);
 	CU_ASSERT_EQUAL(buffer->info.shape[1], 5);
 	CU_ASSERT_EQUAL(buffer->info.shape[2], 0);
+	CU_ASSERT_EQUAL(buffer->info.strides[0], 20);
+	CU_ASSERT_EQUAL(buffer->info.strides[1], 4);
 	CU_ASSERT_EQUAL(buffer->info.dtype_code, BH_DTYPE_FLOAT);
 	CU_ASSERT_EQUAL(buffer->info.dtype_bits, 32);
 	CU_ASSERT_PTR_NULL(buffer->python);

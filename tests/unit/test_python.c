@@ -598,6 +598,7 @@ PROBE_TEST(bad_arguments)
 PROBE_TEST(looks)
 PROBE_TEST(buffers)
 PROBE_TEST(lane_stats)
+PROBE_TEST(own_memory)
 PROBE_TEST(references)
 PROBE_TEST(contexts)
 PROBE_TEST(thread_states)
@@ -932,6 +933,7 @@ static const struct bh_test tests[] = {
 	{ "a pool shows its ops to help() and inspect", looks },
 	{ "a buffer is not copied, and given back through the release queue", buffers },
 	{ "SUP-4: a lane says what became of its tasks", lane_stats },
+	{ "memory of the host's and DLPack tensors go in and come out", own_memory },
 	{ "GIL-9: references come back to main and are dropped there", references },
 	{ "GIL-8: a callable runs in a copy of its submitter's context", contexts },
 	{ "GIL-8: threading.local survives between tasks", thread_states },

@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: BSD-3-Clause */
+/* memory - bulkhead.Buffer, the Python object that shows a bh_buffer which no Python object exports.
+ *
+ * It holds one reference to the buffer and gives its memory to others through the buffer protocol
+ * and DLPack. One buffer has one such object at a time, so that an op that returns its argument
+ * returns the same object. Thread: any. GIL: held. */
+#ifndef BH_HOST_PYTHON_MEMORY_H
+#define BH_HOST_PYTHON_MEMORY_H
+
+#include "host/core/value.h"
+
+/* Adds the type to the module. */
+int bh_pymemory_init(PyObject *module);
+/* The Python object of a buffer: the one that it came from, the bulkhead.Buffer that shows it, or a
+ * new one. A new reference; NULL with an exception raised. Runs no Python code. */
+PyObject *bh_pymemory_of(struct bh_buffer *buffer);
+/* The buffer that a bulkhead.Buffer shows, borrowed; NULL, and nothing raised, for other objects. */
+struct bh_buffer *bh_pymemory_get(PyObject *object);
+
+#endif
