@@ -2,8 +2,9 @@
 /* lane - the ready queue of a pool, and the lanes that stand in it.
  *
  * The ready queue is first in, first out, over lane-less tasks and lanes. A lane stands in it
- * once, when it has work and nothing of it runs; when its task has truly ended it goes to the
- * end again: so its tasks keep their order, run one at a time, and no lane starves the others. */
+ * once, when nothing of it runs and its head does not wait for another task's outcome; when its task
+ * has truly ended it goes to the end again: so its tasks keep their order, run one at a time, and no
+ * lane starves the others. */
 #include "config.h"
 
 #include "host/core/pool_private.h"
@@ -59,17 +60,60 @@ static void ready_push_locked(struct bh_pool *pool, struct bh_ready *ready)
 		bh_cond_signal(&pool->work);
 }
 
+static bool is_blocked(const struct bh_list *link)
+{
+	return bh_container_of(link, struct bh_task, ready.link)->blocked;
+}
+
+/* A lane stands in the ready queue exactly while its head may be run. */
+static void lane_settle_locked(struct bh_pool *pool, struct bh_lane *lane) BH_NEEDS(pool->lock);
+static void lane_settle_locked(struct bh_pool *pool, struct bh_lane *lane)
+{
+	bool ready = !lane->busy && !bh_list_empty(&lane->tasks) && !is_blocked(lane->tasks.next);
+
+	if (!ready)
+		bh_list_remove(&lane->ready.link);
+	else if (bh_list_empty(&lane->ready.link))
+		ready_push_locked(pool, &lane->ready);
+}
+
+/* Every worker may be waiting for what has just become ready, or for what comes after it: then one
+ * of them has to run it (SUP-7). */
+static void wake_helpers_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
+static void wake_helpers_locked(struct bh_pool *pool)
+{
+	for (struct bh_list *link = pool->helpers.next; link != &pool->helpers; link = link->next)
+		bh_cond_signal(&bh_container_of(link, struct bh_waiter, helper_link)->cond);
+}
+
 void bh_ready_add_locked(struct bh_pool *pool, struct bh_task *task)
 {
-	struct bh_lane *lane = task->lane;
-
-	if (!lane) {
+	if (task->lane) {
+		bh_list_push_back(&task->lane->tasks, &task->ready.link);
+		lane_settle_locked(pool, task->lane);
+	} else if (!task->blocked) {
 		ready_push_locked(pool, &task->ready);
-		return;
 	}
-	bh_list_push_back(&lane->tasks, &task->ready.link);
-	if (!lane->busy && bh_list_empty(&lane->ready.link))
-		ready_push_locked(pool, &lane->ready);
+}
+
+void bh_ready_unblock_locked(struct bh_pool *pool, struct bh_task *task)
+{
+	assert(task->blocked && task->state == BH_TASK_QUEUED);
+	task->blocked = false;
+	pool->n_blocked--;
+	if (task->lane)
+		lane_settle_locked(pool, task->lane);
+	else
+		ready_push_locked(pool, &task->ready);
+	wake_helpers_locked(pool);
+}
+
+struct bh_task *bh_lane_head_locked(struct bh_pool *pool, struct bh_lane *lane)
+{
+	(void)pool;
+	return bh_list_empty(&lane->tasks)
+		       ? NULL
+		       : bh_container_of(lane->tasks.next, struct bh_task, ready.link);
 }
 
 struct bh_task *bh_lane_take_head_locked(struct bh_pool *pool, struct bh_lane *lane)
@@ -77,7 +121,7 @@ struct bh_task *bh_lane_take_head_locked(struct bh_pool *pool, struct bh_lane *l
 	struct bh_list *link = bh_list_pop_front(&lane->tasks);
 
 	(void)pool;
-	assert(link && !lane->busy);
+	assert(link && !lane->busy && !is_blocked(link));
 	bh_list_remove(&lane->ready.link);
 	lane->busy = true;
 	return bh_container_of(link, struct bh_task, ready.link);
@@ -99,24 +143,24 @@ struct bh_task *bh_ready_take_locked(struct bh_pool *pool)
 
 void bh_ready_remove_locked(struct bh_pool *pool, struct bh_task *task)
 {
-	struct bh_lane *lane = task->lane;
-
-	(void)pool;
 	bh_list_remove(&task->ready.link);
-	if (lane && bh_list_empty(&lane->tasks))
-		bh_list_remove(
-			&lane->ready.link); /* no work: out of the ready queue, if it was in */
+	if (task->blocked) {
+		task->blocked = false;
+		pool->n_blocked--;
+	}
+	if (!task->lane)
+		return;
+	/* Another head: there may be none, it may be blocked, or the one before it was. */
+	lane_settle_locked(pool, task->lane);
+	if (!bh_list_empty(&task->lane->ready.link))
+		wake_helpers_locked(pool);
 }
 
 void bh_lane_release_locked(struct bh_pool *pool, struct bh_lane *lane)
 {
 	assert(lane->busy);
 	lane->busy = false;
-	if (bh_list_empty(&lane->tasks))
-		return;
-	ready_push_locked(pool, &lane->ready);
-	/* Every worker may be waiting for a task of this lane: then one of them has to run it
-	 * (SUP-7). */
-	for (struct bh_list *link = pool->helpers.next; link != &pool->helpers; link = link->next)
-		bh_cond_signal(&bh_container_of(link, struct bh_waiter, helper_link)->cond);
+	lane_settle_locked(pool, lane);
+	if (!bh_list_empty(&lane->ready.link))
+		wake_helpers_locked(pool);
 }

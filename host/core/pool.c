@@ -299,7 +299,8 @@ static bool nobody_uses_locked(struct bh_pool *pool)
 	bool ended = state == BH_POOL_NEW ||
 		     (bh_pool_state_is_end(state) && (!pool->has_supervisor || pool->joined));
 
-	return ended && pool->n_live == 0 && atomic_load(&pool->n_lanes) == 0;
+	return ended && pool->n_live == 0 && atomic_load(&pool->n_lanes) == 0 &&
+	       atomic_load_explicit(&pool->n_deps, memory_order_acquire) == 0;
 }
 
 struct bh_pool *bh_pool_free(struct bh_pool *pool)
@@ -332,16 +333,26 @@ struct refusal {
 	char cause[sizeof(((struct bh_error *)NULL)->id)];
 };
 
-static enum bh_admission admit_locked(struct bh_pool *pool, const struct bh_submission *submission,
-				      const char *op_name, uint64_t now_ns, struct refusal *refusal)
+/* What a submission needs besides the lock. `deps` passes to the task on acceptance. */
+struct request {
+	const struct bh_submission *submission;
+	const char *op_name;
+	struct bh_deps *deps;
+	struct refusal refusal;
+	struct bh_aftermath after; /* of a task that came after one that had failed */
+};
+
+static enum bh_admission admit_locked(struct bh_pool *pool, struct request *request)
 	BH_NEEDS(pool->lock);
-static enum bh_admission admit_locked(struct bh_pool *pool, const struct bh_submission *submission,
-				      const char *op_name, uint64_t now_ns, struct refusal *refusal)
+static enum bh_admission admit_locked(struct bh_pool *pool, struct request *request)
 {
+	const struct bh_submission *submission = request->submission;
+	struct refusal *refusal = &request->refusal;
 	uint32_t places = pool->queue + (submission->flags & BH_SUBMIT_CLEANUP ? pool->reserve : 0);
 
 	if (bh_pool_state_now(pool) == BH_POOL_READY && pool->n_places < places) {
-		bh_task_accept_locked(pool, submission, op_name, now_ns);
+		bh_task_accept_locked(pool, submission, request->op_name, bh_now_ns(),
+				      bh_steal(&request->deps), &request->after);
 		return BH_ACCEPTED;
 	}
 	refusal->state = bh_pool_state_now(pool);
@@ -392,50 +403,65 @@ static const char *op_name_of(const struct bh_pool *pool, uint32_t op)
 	return name ? name : "unknown";
 }
 
+/* False: refused already, as `*ret_admission` and the error say. */
+static bool request_begin(struct bh_pool *pool, const struct bh_submission *submission,
+			  struct request *request, enum bh_admission *ret_admission,
+			  struct bh_error *err)
+{
+	assert(!submission->lane || submission->lane->pool == pool);
+	*request = (struct request){ .submission = submission,
+				     .op_name = op_name_of(pool, submission->op) };
+	*ret_admission = BH_FORKED;
+	if (bh_pool_is_forked()) { /* EXIT-5 */
+		explain(pool, submission, BH_FORKED, &request->refusal, err);
+		return false;
+	}
+	*ret_admission = BH_OVERLOADED; /* no memory is no room */
+	return bh_deps_new(pool, submission, &request->deps, err) == 0;
+}
+
+/* Without the lock. */
+static enum bh_admission request_end(struct bh_pool *pool, struct request *request,
+				     enum bh_admission admission, struct bh_error *err)
+{
+	bh_deps_release(request->deps);
+	if (admission == BH_ACCEPTED)
+		bh_aftermath_run(&request->after); /* takes no lock: nobody knows the task yet */
+	else
+		explain(pool, request->submission, admission, &request->refusal, err);
+	return admission;
+}
+
 enum bh_admission bh_pool_submit(struct bh_pool *pool, const struct bh_submission *submission,
 				 struct bh_error *err)
 {
-	struct refusal refusal = { .queued = 0 };
-	enum bh_admission admission = BH_BUSY;
-	const char *op_name = op_name_of(pool, submission->op);
-	uint64_t now_ns = bh_now_ns();
+	struct request request;
+	enum bh_admission admission;
 
-	assert(!submission->lane || submission->lane->pool == pool);
-	if (bh_pool_is_forked()) { /* EXIT-5 */
-		explain(pool, submission, BH_FORKED, &refusal, err);
-		return BH_FORKED;
-	}
-	if (submission->flags & BH_SUBMIT_TRYLOCK) {
-		if (!bh_mutex_trylock(&pool->lock)) {
-			explain(pool, submission, BH_BUSY, &refusal, err);
-			return BH_BUSY;
-		}
-	} else {
+	if (!request_begin(pool, submission, &request, &admission, err))
+		return admission;
+	if (!(submission->flags & BH_SUBMIT_TRYLOCK))
 		bh_mutex_lock(&pool->lock);
-	}
-	admission = admit_locked(pool, submission, op_name, now_ns, &refusal);
+	else if (!bh_mutex_trylock(&pool->lock))
+		return request_end(pool, &request, BH_BUSY, err);
+	admission = admit_locked(pool, &request);
 	pool->books.refused += admission == BH_OVERLOADED;
 	bh_mutex_unlock(&pool->lock);
-	explain(pool, submission, admission, &refusal, err);
-	return admission;
+	return request_end(pool, &request, admission, err);
 }
 
 enum bh_admission bh_pool_submit_wait(struct bh_pool *pool, const struct bh_submission *submission,
 				      struct bh_deadline until, struct bh_error *err)
 {
-	struct refusal refusal = { .queued = 0 };
+	struct request request;
 	enum bh_admission admission;
-	const char *op_name = op_name_of(pool, submission->op);
 	bool in_time = true;
 
-	assert(!submission->lane || submission->lane->pool == pool);
-	if (bh_pool_is_forked()) {
-		explain(pool, submission, BH_FORKED, &refusal, err);
-		return BH_FORKED;
-	}
+	if (!request_begin(pool, submission, &request, &admission, err))
+		return admission;
 	bh_mutex_lock(&pool->lock);
 	for (;;) {
-		admission = admit_locked(pool, submission, op_name, bh_now_ns(), &refusal);
+		admission = admit_locked(pool, &request);
 		if (admission != BH_OVERLOADED || !in_time)
 			break;
 		pool->n_room_waiters++;
@@ -445,8 +471,7 @@ enum bh_admission bh_pool_submit_wait(struct bh_pool *pool, const struct bh_subm
 	}
 	pool->books.refused += admission == BH_OVERLOADED;
 	bh_mutex_unlock(&pool->lock);
-	explain(pool, submission, admission, &refusal, err);
-	return admission;
+	return request_end(pool, &request, admission, err);
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */

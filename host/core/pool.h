@@ -24,6 +24,7 @@
 
 struct bh_pool;
 struct bh_lane;
+struct bh_edge;
 
 enum bh_pool_state {
 	BH_POOL_NEW,	  /* not started */
@@ -108,10 +109,22 @@ struct bh_ticket {
 	uint64_t task_id;	  /* I: from acceptance; 0 when refused */
 	struct bh_pool *pool;	  /* I: from acceptance */
 	uint32_t op;		  /* I */
-	struct bh_value result;	  /* valid once outcome is DONE; the holder's to take */
+	const char *op_name;	  /* I: from acceptance; lives as long as the pool */
+	/* Who made the ticket has a claim on the two, and each task that comes after this one has
+	 * another until it has read them. The last who lets go clears them (bh_ticket_disclaim), so
+	 * none of them finds them gone. */
+	_Atomic uint32_t claims; /* A: release on drop, acquire by the last */
+	struct bh_value result;	 /* valid once outcome is DONE; read-only while others have a claim,
+				  * else the holder's to take */
 	struct bh_object
 		*cause;	       /* the exception a Python callable raised; reference, may be NULL */
 	struct bh_error error; /* valid for every outcome but DONE */
+	/* Poisoned: the task that failed first and made this one fail, never itself poisoned; a
+	 * reference, let go of with the ticket. Valid with the outcome; NULL for every other end. */
+	struct bh_ticket *root;
+	/* Tasks that wait for this one's outcome (host/core/depend.c). */
+	_Atomic(struct bh_edge *) dependents; /* A: see depend.c */
+	struct bh_ticket *next_fired;	      /* T: the thread that fires */
 	/* Called once, on the thread that ended the task, when the outcome is set; no lock held.
 	 * Must not block. NULL: nobody asks. */
 	void (*notify)(struct bh_ticket *ticket);
@@ -128,13 +141,18 @@ static inline enum bh_outcome bh_ticket_outcome(const struct bh_ticket *ticket)
 {
 	return (enum bh_outcome)atomic_load_explicit(&ticket->outcome, memory_order_acquire);
 }
+/* Another claim on result and cause; the caller has one. */
+void bh_ticket_claim(struct bh_ticket *ticket);
+/* Lets go of a claim; the last one clears result and cause. */
+void bh_ticket_disclaim(struct bh_ticket *ticket);
 /* Asks for cancellation: queued → cancelled before this returns; running → the plugin is told.
- * `trylock`: returns false instead of waiting for the pool's lock (for callers that hold the GIL).
- */
+ * `trylock`: returns false instead of waiting for a pool's lock (for callers that hold the GIL): the
+ * caller then asks again without, also where the task has its outcome by now, because those that
+ * come after it are still to be told. */
 bool bh_ticket_cancel(struct bh_ticket *ticket, bool trylock);
-/* Waits for the outcome. On a thread of the same pool, a queued task is stolen and run inline
- * (SUP-7); -EDEADLK: it waits for its own lane, -ELOOP: nested deeper than 64, -ETIMEDOUT. GIL: not
- * held. */
+/* Waits for the outcome. On a thread of the same pool, a queued task is stolen and run inline, or
+ * what it comes after in that pool (SUP-7); -EDEADLK: it waits for its own lane, or for what comes
+ * after a task of that lane, -ELOOP: nested deeper than 64, -ETIMEDOUT. GIL: not held. */
 bh_status bh_ticket_wait(struct bh_ticket *ticket, struct bh_deadline until,
 			 struct bh_error *err) BH_MUST_CHECK;
 
@@ -215,6 +233,11 @@ struct bh_submission {
 	struct bh_lane *lane;	     /* borrowed; NULL: none */
 	struct bh_deadline deadline; /* BH_NEVER: none */
 	struct bh_ticket *ticket;    /* NULL: nobody asks for the outcome */
+	/* Accepted tasks of any pool that this one comes after: it is queued, but not started, until
+	 * all of them are done, and fails unrun as `task.dependent` (-EPIPE) as soon as one of them
+	 * has ended otherwise. Borrowed for the call; the caller has a claim on each (bh_ticket). */
+	struct bh_ticket *const *after;
+	uint32_t n_after;
 };
 
 /* Never blocks for room. For everything but BH_ACCEPTED the error says what and what to do. */
@@ -246,6 +269,14 @@ void bh_task_set_result(struct bh_task *task, struct bh_value value);  /* deeply
 void bh_task_set_cause(struct bh_task *task, struct bh_object *cause); /* reference moved in */
 /* The task that the calling thread runs (innermost), or NULL. */
 struct bh_task *bh_task_current(void);
+/* Puts results in the place of the arguments that stand for them (BH_TYPE_AFTER in value.h), at the
+ * top and one list deep. Each is a copy: text and lists are the task's own, buffers and objects new
+ * references. `accept` then checks it or makes it fit: `parameter` is its argument's index,
+ * `element` says that it stands in that argument's list. Stops at the first that fails, with what
+ * was raised in bh_task_error(). Called again it has nothing to do. Thread: runs the task. */
+typedef bh_status (*bh_accept_fn)(void *arg, struct bh_task *task, uint32_t parameter, bool element,
+				  const struct bh_ticket *from, struct bh_value *value);
+bh_status bh_task_fill(struct bh_task *task, bh_accept_fn accept, void *arg) BH_MUST_CHECK;
 
 /* ---- looking --------------------------------------------------------------------------------- */
 

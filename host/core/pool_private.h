@@ -7,6 +7,7 @@
  *	lane_books.c  the books of a lane
  *	heap.c        deadlines in order
  *	worker.c      the pool's own threads, and running a task on one
+ *	depend.c      tasks that come after others: arming, firing, poison, values
  *	ticket.c      the submitter's side: cancel, wait (SUP-7)
  *	supervisor.c  the state machine; build, serve, take down
  *
@@ -57,8 +58,12 @@ struct bh_task {
 	struct bh_args *args;	     /* I from acceptance until it has truly ended */
 	struct bh_lane *lane;	     /* I from acceptance until truly ended; a reference */
 	struct bh_ticket *ticket;    /* M: a reference, NULL when told or nobody asks */
-	struct bh_frame *frame;	     /* T: the thread that runs it */
-	struct bh_task *outer;	     /* M: what its thread was running when it took it in */
+	struct bh_deps *deps; /* I from acceptance until truly ended; NULL: comes after none */
+	bool blocked;	      /* M: queued, and one of those has no outcome yet */
+	uint64_t search;      /* M: the last search that came by, see ticket.c */
+	struct bh_task *search_next;	   /* M: during a search */
+	struct bh_frame *frame;		   /* T: the thread that runs it */
+	struct bh_task *outer;		   /* M: what its thread was running when it took it in */
 	uint64_t submitted_ns, started_ns; /* M */
 };
 
@@ -66,7 +71,7 @@ struct bh_lane {
 	_Atomic uint32_t refs;	 /* A: as in value.h; each task in the lane holds one */
 	struct bh_pool *pool;	 /* I: borrowed */
 	char name[BH_LABEL_MAX]; /* I */
-	struct bh_ready ready;	 /* M: in pool->ready while idle with work */
+	struct bh_ready ready;	 /* M: in pool->ready while idle with a head that is not blocked */
 	struct bh_list tasks;	 /* M: queued ones, in order */
 	bool busy;		 /* M: one of its tasks is running or pending */
 
@@ -128,7 +133,8 @@ struct bh_pool {
 	struct bh_task *tasks;		/* I: the records */
 	uint32_t n_tasks;		/* I: queue + reserve + workers, see admit_locked() */
 	_Atomic uint32_t n_lanes;	/* A: relaxed, statistics and an assertion */
-	struct bh_pool *next_kept;	/* see bh_pool_free() */
+	_Atomic uint32_t n_deps;   /* A: release on drop; bh_deps that may still look in here */
+	struct bh_pool *next_kept; /* see bh_pool_free() */
 
 	struct bh_mutex lock;	  /* guards the M fields */
 	struct bh_cond work;	  /* a worker has something to do: ready, or exit_workers */
@@ -163,6 +169,8 @@ struct bh_pool {
 
 	uint32_t n_live;	    /* M: records in use */
 	uint32_t n_places;	    /* M: records that count against queue and reserve */
+	uint32_t n_blocked;	    /* M: queued ones that wait for others' outcomes */
+	uint64_t n_searches;	    /* M: see ticket.c */
 	uint32_t n_idle;	    /* M: workers waiting for work */
 	uint32_t n_room_waiters;    /* M */
 	struct bh_pool_books books; /* M */
@@ -181,15 +189,18 @@ struct bh_aftermath {
 	struct bh_ticket *ticket;
 	struct bh_value result;
 	struct bh_object *cause;
+	struct bh_deps *deps;
+	struct bh_ticket *root;
 };
 
-/* How a task ends. `result` and `cause` are moved out. */
+/* How a task ends. `result`, `cause` and `root` are moved out. */
 struct bh_verdict {
 	enum bh_outcome outcome;
 	bh_status status;	      /* for a general error; 0: by the outcome */
 	const struct bh_error *error; /* NULL or unset: a general one is made */
 	struct bh_value result;
 	struct bh_object *cause;
+	struct bh_ticket *root; /* of what is poisoned */
 };
 
 /* pool.c */
@@ -213,9 +224,11 @@ json_t *bh_pool_render_sight(const struct bh_thread_sight *sight, uint64_t now_n
 
 /* task.c */
 struct bh_task *bh_task_find_locked(struct bh_pool *pool, uint64_t id) BH_NEEDS(pool->lock);
-/* Takes a record, fills it from the submission, queues it. There is one: admission has counted. */
+/* Takes a record, fills it from the submission, queues it. There is one: admission has counted.
+ * Takes `deps` over; what comes after a task that has failed ends in here. */
 void bh_task_accept_locked(struct bh_pool *pool, const struct bh_submission *submission,
-			   const char *op_name, uint64_t now_ns) BH_NEEDS(pool->lock);
+			   const char *op_name, uint64_t now_ns, struct bh_deps *deps,
+			   struct bh_aftermath *after) BH_NEEDS(pool->lock);
 /* Queued → running, after it has been taken from the ready queue. `thread` runs it. */
 void bh_task_start_locked(struct bh_pool *pool, struct bh_task *task, struct bh_pool_thread *thread,
 			  uint64_t now_ns) BH_NEEDS(pool->lock);
@@ -234,8 +247,15 @@ void bh_task_abandon_locked(struct bh_pool *pool, struct bh_task *task, struct b
 /* Flags it, and has the supervisor tell the backend. */
 void bh_task_request_cancel_locked(struct bh_pool *pool, struct bh_task *task, bool asked)
 	BH_NEEDS(pool->lock);
-/* Without the lock: releases, then notifies. */
+/* Without the lock: releases, then notifies. What comes after the task, and the ticket's reference,
+ * are left to the caller. */
+void bh_aftermath_release(struct bh_aftermath *after);
+/* Without the lock: releases, notifies, then lets on what comes after the task, which takes the
+ * locks of their pools, one at a time. */
 void bh_aftermath_run(struct bh_aftermath *after);
+/* As above, but takes no lock. False: what comes after the task is still to be let on, with
+ * bh_ticket_fire(). */
+bool bh_aftermath_run_lockless(struct bh_aftermath *after) BH_MUST_CHECK;
 /* The verdict of a task that is cancelled while queued; carries the pool's cause if it has
  * failed. */
 void bh_task_cancel_error_locked(struct bh_pool *pool, const struct bh_task *task,
@@ -245,6 +265,11 @@ void bh_task_cancel_error_locked(struct bh_pool *pool, const struct bh_task *tas
 void bh_ready_add_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);
 /* The next task to run, off the queue, its lane busy; NULL when there is none. */
 struct bh_task *bh_ready_take_locked(struct bh_pool *pool) BH_NEEDS(pool->lock);
+/* Its last predecessor is done. */
+void bh_ready_unblock_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);
+/* The first of the lane's queued tasks, or NULL. */
+struct bh_task *bh_lane_head_locked(struct bh_pool *pool, struct bh_lane *lane)
+	BH_NEEDS(pool->lock);
 /* Takes out a queued task, wherever it stands. Its lane is not made busy. */
 void bh_ready_remove_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);
 /* The head of an idle lane, off the queue, the lane busy. */
@@ -258,6 +283,47 @@ void bh_lane_count_in_locked(struct bh_pool *pool, struct bh_lane *lane) BH_NEED
 void bh_lane_count_start_locked(struct bh_pool *pool, struct bh_lane *lane) BH_NEEDS(pool->lock);
 void bh_lane_count_out_locked(struct bh_pool *pool, struct bh_task *task, enum bh_outcome outcome,
 			      const struct bh_error *error) BH_NEEDS(pool->lock);
+
+/* depend.c */
+
+/* "This task, when that one has ended": in the stack of that one's ticket from arming to firing. */
+struct bh_edge {
+	struct bh_edge *next;	  /* in the stack */
+	struct bh_deps *deps;	  /* I: it is in there; a reference while it is in the stack */
+	struct bh_ticket *before; /* I until let go of: a reference, and a claim */
+};
+
+/* All that one task comes after; one block, made at its submission, with a reference for the task
+ * and one for each edge in a stack: an edge cannot be taken out of the middle of a stack, so the
+ * block outlives a task that ends before those. It is small, and holds nothing else by then. */
+struct bh_deps {
+	_Atomic uint32_t refs;	 /* A: as in value.h */
+	_Atomic uint32_t n_open; /* A: acq_rel; edges not done, and one more while arming */
+	_Atomic uint32_t inside; /* A: acq_rel; threads that look into the pool, see depend.c */
+	struct bh_pool *pool;	 /* I: valid inside only */
+	uint64_t task_id;	 /* I from arming */
+	bool held;		 /* T: submitter, then runner, then who ends it; `before` is held */
+	uint32_t n;		 /* I */
+	struct bh_edge edges[];
+};
+
+/* `*ret_deps` is NULL where the submission comes after none. -ENOMEM. */
+bh_status bh_deps_new(struct bh_pool *pool, const struct bh_submission *submission,
+		      struct bh_deps **ret_deps, struct bh_error *err) BH_MUST_CHECK;
+/* The task has ended, or was refused: lets go of claims, predecessors, and the task's reference.
+ * Without a lock. NULL is fine. */
+void bh_deps_release(struct bh_deps *deps);
+/* Of a task that has just been queued as blocked: lets it on or ends it where there is nothing to
+ * wait for. */
+void bh_deps_arm_locked(struct bh_pool *pool, struct bh_task *task, struct bh_aftermath *after)
+	BH_NEEDS(pool->lock);
+/* The task has ended: nobody may look into the pool for it any more. */
+void bh_deps_detach_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);
+/* The ticket has its outcome: lets on, or ends, what comes after. Any number of times, from any
+ * thread, without a lock. */
+void bh_ticket_fire(struct bh_ticket *ticket);
+/* True: nothing comes after the ticket, and nothing will any more. */
+bool bh_ticket_close(struct bh_ticket *ticket) BH_MUST_CHECK;
 
 /* heap.c */
 void bh_heap_push_locked(struct bh_pool *pool, struct bh_task *task) BH_NEEDS(pool->lock);

@@ -55,7 +55,8 @@ static void give_back_place_locked(struct bh_pool *pool, struct bh_task *task)
 /* ---- beginning ------------------------------------------------------------------------------- */
 
 void bh_task_accept_locked(struct bh_pool *pool, const struct bh_submission *submission,
-			   const char *op_name, uint64_t now_ns)
+			   const char *op_name, uint64_t now_ns, struct bh_deps *deps,
+			   struct bh_aftermath *after)
 {
 	struct bh_ticket *ticket = submission->ticket;
 	struct bh_task *task;
@@ -76,12 +77,15 @@ void bh_task_accept_locked(struct bh_pool *pool, const struct bh_submission *sub
 	task->args = submission->args;
 	task->lane = submission->lane ? bh_lane_ref(submission->lane) : NULL;
 	task->outer = NULL;
+	task->deps = deps;
+	task->blocked = false;
 	task->submitted_ns = now_ns;
 	task->started_ns = 0;
 	task->ticket = ticket ? bh_ticket_ref(ticket) : NULL;
 	if (ticket) {
 		ticket->pool = pool;
 		ticket->op = task->op;
+		ticket->op_name = op_name;
 		ticket->task_id = task->id;
 		ticket->submitted_ns = now_ns;
 	}
@@ -96,7 +100,13 @@ void bh_task_accept_locked(struct bh_pool *pool, const struct bh_submission *sub
 		if (task->heap_index == 0)
 			bh_cond_signal(&pool->attention);
 	}
+	if (deps) {
+		task->blocked = true;
+		pool->n_blocked++;
+	}
 	bh_ready_add_locked(pool, task);
+	if (deps)
+		bh_deps_arm_locked(pool, task, after);
 }
 
 void bh_task_start_locked(struct bh_pool *pool, struct bh_task *task, struct bh_pool_thread *thread,
@@ -244,7 +254,9 @@ static void tell_locked(struct bh_pool *pool, struct bh_task *task, struct bh_ve
 			raise_general(verdict->outcome, verdict->status, &ticket->error);
 		note_task(task, &ticket->error);
 		ticket->cause = bh_steal(&verdict->cause);
+		ticket->root = bh_steal(&verdict->root);
 	}
+	after->root = bh_steal(&verdict->root);
 	after->result = bh_value_steal(&verdict->result);
 	after->cause = bh_steal(&verdict->cause);
 	if (!ticket)
@@ -272,8 +284,11 @@ static void end_locked(struct bh_pool *pool, struct bh_task *task, struct bh_aft
 		task->lane->books.busy_ns += bh_now_ns() - task->started_ns;
 		bh_lane_release_locked(pool, task->lane);
 	}
+	if (task->deps)
+		bh_deps_detach_locked(pool, task);
 	after->args = bh_steal(&task->args);
 	after->lane = bh_steal(&task->lane);
+	after->deps = bh_steal(&task->deps);
 	task->state = BH_TASK_FREE;
 	task->frame = NULL;
 	/* To the end of the free ones: a number that has just gone stale stays recognisable
@@ -400,17 +415,37 @@ void bh_task_lost_locked(struct bh_pool *pool, struct bh_task *task, const struc
 	end_locked(pool, task, after);
 }
 
-void bh_aftermath_run(struct bh_aftermath *after)
+void bh_aftermath_release(struct bh_aftermath *after)
 {
 	/* Released before anybody is told: who awaits the outcome finds its buffers free again. */
 	bh_args_free(after->args);
 	bh_lane_unref(after->lane);
 	bh_value_clear(&after->result);
 	bh_object_unref(after->cause);
+	bh_deps_release(after->deps);
+	bh_ticket_unref(after->root);
+	if (after->ticket && after->ticket->notify)
+		after->ticket->notify(after->ticket);
+}
+
+bool bh_aftermath_run_lockless(struct bh_aftermath *after)
+{
+	bool all;
+
+	bh_aftermath_release(after);
+	if (!after->ticket)
+		return true;
+	all = bh_ticket_close(after->ticket);
+	bh_ticket_unref(after->ticket);
+	return all;
+}
+
+void bh_aftermath_run(struct bh_aftermath *after)
+{
+	bh_aftermath_release(after);
 	if (!after->ticket)
 		return;
-	if (after->ticket->notify)
-		after->ticket->notify(after->ticket);
+	bh_ticket_fire(after->ticket);
 	bh_ticket_unref(after->ticket);
 }
 

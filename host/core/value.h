@@ -12,6 +12,10 @@
 
 #include "host/core/error.h"
 
+/* No type of the ABI: an argument that stands for the result of a task that comes first.
+ * `as.handle` is its index in bh_submission.after. Replaced before any backend sees it. */
+#define BH_TYPE_AFTER UINT32_C(0x80000000)
+
 struct bh_buffer {
 	_Atomic uint32_t refs;			/* A: release on drop, acquire by the last */
 	struct bh_buffer_info info;		/* I */
