@@ -141,7 +141,7 @@ static void raise_dependent(const struct bh_task *task, const struct bh_ticket *
 		 BH_STR("root_outcome", bh_outcome_name(bh_ticket_outcome(root))),
 		 BH_STR("root_pool", root->pool->label), BH_STR("root_op", root->op_name),
 		 BH_INT("root_task", root->task_id));
-	if (before != root)
+	if (before->task_id != root->task_id)
 		bh_note(ret_error, -EPIPE, BH_STR("after_op", before->op_name),
 			BH_INT("after_task", before->task_id));
 	bh_error_render(&root->error, text, sizeof(text));

@@ -119,8 +119,9 @@ struct bh_ticket {
 	struct bh_object
 		*cause;	       /* the exception a Python callable raised; reference, may be NULL */
 	struct bh_error error; /* valid for every outcome but DONE */
-	/* Poisoned: the task that failed first and made this one fail, never itself poisoned; a
-	 * reference, let go of with the ticket. Valid with the outcome; NULL for every other end. */
+	/* Poisoned, or a replay: the task that failed first and made this one fail, never itself
+	 * poisoned; a reference, let go of with the ticket. Valid with the outcome; NULL for every
+	 * other end. */
 	struct bh_ticket *root;
 	/* Tasks that wait for this one's outcome (host/core/depend.c). */
 	_Atomic(struct bh_edge *) dependents; /* A: see depend.c */
@@ -135,6 +136,10 @@ struct bh_ticket {
 
 void bh_ticket_init(struct bh_ticket *ticket, void (*notify)(struct bh_ticket *),
 		    void (*free)(struct bh_ticket *));
+/* As init, but of a task that did not end in done: it is that one over again, with a cause of its own
+ * (a reference that passes over; may be NULL). For who has let go of the first one's claim. */
+void bh_ticket_init_replay(struct bh_ticket *ticket, struct bh_ticket *ended,
+			   struct bh_object *cause, void (*free)(struct bh_ticket *));
 struct bh_ticket *bh_ticket_ref(struct bh_ticket *ticket);
 void bh_ticket_unref(struct bh_ticket *ticket);
 static inline enum bh_outcome bh_ticket_outcome(const struct bh_ticket *ticket)

@@ -31,6 +31,27 @@ void bh_ticket_init(struct bh_ticket *ticket, void (*notify)(struct bh_ticket *)
 	ticket->submitted_ns = ticket->started_ns = ticket->ended_ns = 0;
 }
 
+void bh_ticket_init_replay(struct bh_ticket *ticket, struct bh_ticket *ended,
+			   struct bh_object *cause, void (*free_fn)(struct bh_ticket *))
+{
+	enum bh_outcome outcome = bh_ticket_outcome(ended);
+
+	assert(outcome != BH_OUTCOME_NONE && outcome != BH_OUTCOME_DONE);
+	bh_ticket_init(ticket, NULL, free_fn);
+	ticket->task_id = ended->task_id;
+	ticket->pool = ended->pool;
+	ticket->op = ended->op;
+	ticket->op_name = ended->op_name;
+	ticket->cause = cause;
+	ticket->error = ended->error;
+	ticket->root = bh_ticket_ref(ended->root ? ended->root : ended);
+	ticket->submitted_ns = ended->submitted_ns;
+	ticket->started_ns = ended->started_ns;
+	ticket->ended_ns = ended->ended_ns;
+	atomic_store_explicit(&ticket->outcome, (uint32_t)outcome, memory_order_release);
+	(void)!bh_ticket_close(ticket); /* nobody knows it yet: nothing comes after it */
+}
+
 struct bh_ticket *bh_ticket_ref(struct bh_ticket *ticket)
 {
 	atomic_fetch_add_explicit(&ticket->refs, 1, memory_order_relaxed);

@@ -10,6 +10,7 @@
 #include "host/plugin/backend.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "host/core/exit_hook.h"
@@ -172,6 +173,82 @@ static bh_status finish_run(const struct bh_service_run *run, bh_status st)
 			BH_STR("want", bh_type_name(run->op->signature.ret)));
 }
 
+/* ---- arguments that are results of other tasks ----------------------------------------------- */
+
+static bh_status refuse_argument(struct bh_task *task, const struct bh_parameter *p,
+				 const struct bh_ticket *from, const char *given)
+{
+	char accepted[48];
+
+	snprintf(accepted, sizeof(accepted), "%s%s%s", p->writable ? "writable " : "",
+		 bh_type_name(p->type),
+		 p->has_preset && p->preset.type == BH_TYPE_NONE ? " or none" : "");
+	return bh_raise(bh_task_error(task), -EINVAL, "task.argument", BH_STR("parameter", p->name),
+			BH_STR("given", given), BH_STR("accepted", accepted),
+			BH_STR("from_pool", bh_pool_label(from->pool)),
+			BH_STR("from_op", from->op_name), BH_INT("from_task", from->task_id));
+}
+
+static bool fits(const struct bh_parameter *p, const struct bh_value *value)
+{
+	if (value->type == BH_TYPE_NONE)
+		return p->has_preset && p->preset.type == BH_TYPE_NONE;
+	if (value->type != p->type)
+		return false;
+	return !p->writable || value->as.buffer->info.flags & BH_BUFFER_WRITABLE;
+}
+
+/* What would be the same value had it been given directly: numbers that the other type can hold. */
+static void widen(const struct bh_parameter *p, struct bh_value *value)
+{
+	if (p->type == BH_TYPE_FLOAT && value->type == BH_TYPE_INT)
+		*value = (struct bh_value){ .type = BH_TYPE_FLOAT,
+					    .as.real = (double)value->as.integer };
+	else if (p->type == BH_TYPE_HANDLE && value->type == BH_TYPE_INT && value->as.integer >= 0)
+		*value = (struct bh_value){ .type = BH_TYPE_HANDLE,
+					    .as.handle = (uint64_t)value->as.integer };
+	else if (p->type == BH_TYPE_INT && value->type == BH_TYPE_HANDLE &&
+		 value->as.handle <= INT64_MAX)
+		*value = (struct bh_value){ .type = BH_TYPE_INT,
+					    .as.integer = (int64_t)value->as.handle };
+}
+
+static bh_status wrap(struct bh_task *task, struct bh_value *value)
+{
+	const struct bh_python_services *python = bh_service_python();
+	struct bh_object *object;
+
+	if (!python)
+		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
+	object = python->wrap(value);
+	if (!object)
+		return bh_raise(bh_task_error(task), -ENOMEM, "task.argument",
+				BH_STR("reason", "no memory for an object"));
+	*value = (struct bh_value){ .type = BH_TYPE_OBJECT, .as.object = object };
+	return 0;
+}
+
+/* A bh_accept_fn: the check that the submitter made of all the other arguments. */
+static bh_status accept_argument(void *arg, struct bh_task *task, uint32_t parameter, bool element,
+				 const struct bh_ticket *from, struct bh_value *value)
+{
+	const struct bh_module_op *op = arg;
+	const struct bh_parameter *p = &op->signature.p[parameter];
+	const char *given;
+
+	if (element && !p->variadic)
+		return 0; /* a list takes what there is */
+	if (p->type == BH_TYPE_OBJECT && value->type != BH_TYPE_OBJECT && !fits(p, value))
+		return wrap(task, value);
+	widen(p, value);
+	if (fits(p, value))
+		return 0;
+	given = bh_type_name(value->type);
+	if (p->type == BH_TYPE_BUFFER && value->type == BH_TYPE_BUFFER)
+		given = "read-only buffer";
+	return refuse_argument(task, p, from, given);
+}
+
 static bh_status backend_run(void *self, struct bh_task *task)
 {
 	struct bh_context *context = self;
@@ -185,6 +262,9 @@ static bh_status backend_run(void *self, struct bh_task *task)
 	run.op = &context->descriptor->ops[bh_task_op(task)];
 	assert((args ? args->n : 0) == run.op->signature.n);
 
+	st = bh_task_fill(task, accept_argument, (void *)run.op);
+	if (st < 0)
+		return st;
 	bh_service_run_begin(&run);
 	st = fault("run") ? -EIO
 			  : bh_boundary_run(run.op->op, context->state, task, args ? args->v : NULL,

@@ -28,6 +28,10 @@ struct bh_python_services {
 	bh_status (*call_object)(struct bh_task *task, bh_gil_site site, struct bh_object *callable,
 				 const struct bh_value *args, uint32_t n_args,
 				 struct bh_value *ret_value);
+	/* A value as an object, for a parameter that takes any. The value passes over; the Python
+	 * object is made by who first needs it. Thread: any. GIL: not needed. NULL without memory,
+	 * and the value is the caller's still. */
+	struct bh_object *(*wrap)(struct bh_value *value);
 };
 void bh_module_set_python(const struct bh_python_services *services);
 

@@ -51,6 +51,11 @@ void bh_module_set_python(const struct bh_python_services *services)
 	atomic_store_explicit(&python_services, services, memory_order_release);
 }
 
+const struct bh_python_services *bh_service_python(void)
+{
+	return atomic_load_explicit(&python_services, memory_order_acquire);
+}
+
 void bh_service_begin(struct bh_context *context, struct bh_error *err)
 {
 	assert(!current_call.context);
@@ -583,8 +588,7 @@ static bh_status service_call_object(struct bh_task *task, uint32_t site,
 				     struct bh_object *callable, const struct bh_value *args,
 				     uint32_t n_args, struct bh_value *ret_value)
 {
-	const struct bh_python_services *python =
-		atomic_load_explicit(&python_services, memory_order_acquire);
+	const struct bh_python_services *python = bh_service_python();
 	struct bh_service_run *run = find_run(task);
 	const char *reason = NULL;
 

@@ -35,6 +35,9 @@ struct bh_context {
 
 extern const struct bh_services bh_service_table;
 
+/* What host/python has given; NULL in a host without an interpreter. Thread: any. */
+const struct bh_python_services *bh_service_python(void);
+
 /* Frees the tables and, when the plugin has never seen it, the context; drops the module's
  * reference to the pool. NULL is fine. */
 struct bh_context *bh_context_retire(struct bh_context *context);

@@ -89,7 +89,8 @@ static bh_status call_object(struct bh_task *task, bh_gil_site site, struct bh_o
 
 const struct bh_python_services *bh_call_services(void)
 {
-	static const struct bh_python_services services = { .call_object = call_object };
+	static const struct bh_python_services services = { .call_object = call_object,
+							    .wrap = bh_pyobject_wrap };
 
 	return &services;
 }

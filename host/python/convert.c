@@ -15,6 +15,8 @@
 #include "host/python/error.h"
 #include "host/python/memory.h"
 #include "host/python/object.h"
+#include "host/python/state.h"
+#include "host/python/task.h"
 
 #define LIST_DEPTH_MAX 32 /* of lists in lists: more is most likely a list that contains itself */
 
@@ -137,6 +139,73 @@ static int refuse_value(const struct place *place, PyObject *object)
 	snprintf(given, sizeof(given), "%s", object == Py_None ? "None" : Py_TYPE(object)->tp_name);
 	refuse(place, given, accepted);
 	return -1;
+}
+
+/* ---- tasks as arguments ----------------------------------------------------------------------- */
+
+void bh_convert_after_fini(struct bh_convert_after *after)
+{
+	for (uint32_t i = 0; i < after->n; i++) {
+		bh_ticket_disclaim(after->tickets[i]);
+		bh_ticket_unref(after->tickets[i]);
+	}
+	free(after->tickets);
+	*after = (struct bh_convert_after){ .tickets = NULL };
+}
+
+/* Reference and claim of `ticket` pass over, also on failure. */
+static int after_add(struct bh_convert_after *after, struct bh_ticket *ticket, struct bh_value *ret)
+{
+	if (after->n == after->room) {
+		uint32_t room = after->room ? 2 * after->room : 4;
+		struct bh_ticket **tickets =
+			reallocarray(after->tickets, room, sizeof(struct bh_ticket *));
+
+		if (!tickets) {
+			bh_ticket_disclaim(ticket);
+			bh_ticket_unref(ticket);
+			PyErr_NoMemory();
+			return -1;
+		}
+		after->tickets = tickets;
+		after->room = room;
+	}
+	*ret = (struct bh_value){ .type = BH_TYPE_AFTER, .as.handle = after->n };
+	after->tickets[after->n++] = ticket;
+	return 0;
+}
+
+static bool is_task(PyObject *object)
+{
+	PyTypeObject *type = bh_python_state()->task_type;
+
+	return type && PyObject_TypeCheck(object, type);
+}
+
+/* 1: `*ret` stands for the task's result. 0: it has been seen already, and is `*ret_seen`, a new
+ * reference, to be converted as any value. -1: an exception is raised. */
+static int from_task(const struct place *place, PyObject *object, struct bh_convert_after *after,
+		     struct bh_value *ret, PyObject **ret_seen)
+{
+	struct bh_ticket *ticket = NULL;
+
+	switch (bh_pytask_use(object, &ticket, ret_seen)) {
+	case BH_PYTASK_TICKET:
+		return after_add(after, ticket, ret) < 0 ? -1 : 1;
+	case BH_PYTASK_SEEN:
+		return 0;
+	case BH_PYTASK_WAITS:
+		refuse(place, "a task that still waits for room in its own pool",
+		       "a task that its pool has accepted: await this one first");
+		return -1;
+	case BH_PYTASK_REFUSED:
+		refuse(place, "a task that never got into its own pool",
+		       "a task that its pool has accepted");
+		return -1;
+	case BH_PYTASK_ERROR:
+		return -1;
+	}
+	bh_unreachable();
 }
 
 /* ---- one value ------------------------------------------------------------------------------- */
@@ -410,6 +479,7 @@ struct binding {
 	const char *pool;
 	const struct bh_module_op *op;
 	PyObject *args, *kwargs; /* borrowed; kwargs may be NULL */
+	struct bh_convert_after *after;
 };
 
 static struct place place_of(const struct binding *b, const struct bh_parameter *p)
@@ -422,7 +492,7 @@ static struct place place_of(const struct binding *b, const struct bh_parameter 
 			       .strided = p->strided };
 }
 
-static int bind_value(const struct binding *b, const struct bh_parameter *p, PyObject *object,
+static int bind_plain(const struct binding *b, const struct bh_parameter *p, PyObject *object,
 		      struct bh_value *ret)
 {
 	const struct place place = place_of(b, p);
@@ -432,6 +502,81 @@ static int bind_value(const struct binding *b, const struct bh_parameter *p, PyO
 	return from_python(object, p->type, p->writable, p->strided, 0, ret) == 0
 		       ? 0
 		       : refuse_value(&place, object);
+}
+
+/* As an element of the parameter's list, of a type that nobody has named. */
+static int bind_element(const struct binding *b, const struct bh_parameter *p, PyObject *object,
+			struct bh_value *ret)
+{
+	const struct place place = place_of(b, p);
+	PyObject *seen = NULL;
+	int result = 0;
+
+	if (is_task(object))
+		result = from_task(&place, object, b->after, ret, &seen);
+	if (result != 0)
+		return result < 0 ? -1 : 0;
+	if (seen)
+		object = seen;
+	result = from_python(object, natural_type(object), false, 1, ret);
+	if (result < 0)
+		refuse_value(&place, object);
+	Py_XDECREF(seen);
+	return result;
+}
+
+static bool holds_task(PyObject *elements)
+{
+	for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(elements); i++)
+		if (is_task(PyTuple_GET_ITEM(elements, i)))
+			return true;
+	return false;
+}
+
+/* A list with tasks in it, one level deep. */
+static int bind_elements(const struct binding *b, const struct bh_parameter *p, PyObject *elements,
+			 struct bh_value *ret)
+{
+	struct bh_value *items = list_new((size_t)PyTuple_GET_SIZE(elements), ret);
+
+	for (Py_ssize_t i = 0; items && i < PyTuple_GET_SIZE(elements); i++)
+		if (bind_element(b, p, PyTuple_GET_ITEM(elements, i), &items[i]) < 0)
+			return -1; /* the caller clears what has been bound */
+	return items ? 0 : -1;
+}
+
+static int bind_list(const struct binding *b, const struct bh_parameter *p, PyObject *list,
+		     struct bh_value *ret)
+{
+	PyObject *elements = PySequence_Tuple(list);
+	int result = -1;
+
+	if (elements)
+		result = holds_task(elements) ? bind_elements(b, p, elements, ret)
+					      : bind_plain(b, p, elements, ret);
+	Py_XDECREF(elements);
+	return result;
+}
+
+static int bind_value(const struct binding *b, const struct bh_parameter *p, PyObject *object,
+		      struct bh_value *ret)
+{
+	const struct place place = place_of(b, p);
+	PyObject *seen = NULL;
+	int result = 0;
+
+	if (is_task(object))
+		result = from_task(&place, object, b->after, ret, &seen);
+	if (result != 0)
+		return result < 0 ? -1 : 0;
+	if (seen) /* may be a task in turn, but then that is the value */
+		result = bind_plain(b, p, seen, ret);
+	else if (p->type == BH_TYPE_LIST && (PyList_Check(object) || PyTuple_Check(object)))
+		result = bind_list(b, p, object, ret);
+	else
+		result = bind_plain(b, p, object, ret);
+	Py_XDECREF(seen);
+	return result;
 }
 
 static int bind_preset(const struct binding *b, const struct bh_parameter *p, struct bh_value *ret)
@@ -539,9 +684,11 @@ static int check_names(const struct binding *b)
 }
 
 struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op, PyObject *args,
-				PyObject *kwargs)
+				PyObject *kwargs, struct bh_convert_after *after)
 {
-	const struct binding b = { .pool = pool, .op = op, .args = args, .kwargs = kwargs };
+	const struct binding b = {
+		.pool = pool, .op = op, .args = args, .kwargs = kwargs, .after = after
+	};
 	bh_auto(bh_args_free) struct bh_args *bound = NULL;
 
 	if (check_count(&b) < 0 || check_names(&b) < 0)

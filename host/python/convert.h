@@ -5,14 +5,24 @@
 #ifndef BH_HOST_PYTHON_CONVERT_H
 #define BH_HOST_PYTHON_CONVERT_H
 
+#include "host/core/pool.h"
 #include "host/core/value.h"
 #include "host/plugin/module.h"
 
-/* Binds `args` (a tuple) and `kwargs` (a dict, or NULL) to the op's parameters. NULL with a
- * bulkhead.BadArgument raised that names pool, op, parameter, what was given and what is accepted.
+/* The tickets of tasks whose results are arguments, in the order of their numbers in the values
+ * (BH_TYPE_AFTER): a reference and a claim on each. Zero-initialize; fini accepts that too. */
+struct bh_convert_after {
+	struct bh_ticket **tickets;
+	uint32_t n, room;
+};
+void bh_convert_after_fini(struct bh_convert_after *after);
+
+/* Binds `args` (a tuple) and `kwargs` (a dict, or NULL) to the op's parameters. A Task stands for its
+ * result, as an argument or in a list that is one; those without an outcome go to `after`. NULL with
+ * a bulkhead.BadArgument raised that names pool, op, parameter, what was given and what is accepted.
  */
 struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op, PyObject *args,
-				PyObject *kwargs);
+				PyObject *kwargs, struct bh_convert_after *after);
 /* A new reference; NULL with an exception raised. Runs no Python code. */
 PyObject *bh_convert_value(const struct bh_value *value);
 /* A new tuple of `n` values; NULL with an exception raised. */

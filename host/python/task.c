@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <string.h>
 #include <structmember.h>
 
 #include "host/core/log.h"
@@ -32,6 +33,8 @@ struct cell {
 	struct bh_ticket ticket;
 	struct bh_message message; /* its way to main */
 	struct task *task;	   /* G: strong from acceptance to deliver(), else NULL */
+	bool used;		   /* G: a task comes after it, and reports its failure */
+	bool reported;		   /* G: its failure has been seen, or logged by one of those */
 };
 
 struct task {
@@ -42,9 +45,11 @@ struct task {
 	uint32_t op_index;		 /* I */
 	struct bh_deadline deadline;	 /* I */
 	struct bh_args *args;		 /* G: owned until accepted */
+	struct bh_convert_after after;	 /* G: owned until accepted; what the arguments stand for */
 	enum stage stage;		 /* G */
 	bool cancel_asked;		 /* G: while SUBMITTING */
 	bool retrieved;			 /* G: somebody has seen the outcome */
+	bool settled;			 /* G: value or error has been taken, the claim is gone */
 	PyObject *waiters;		 /* G: list of futures, or NULL */
 	PyObject *value, *error;	 /* G: what it returned, or raised, or was refused with */
 };
@@ -115,6 +120,14 @@ static void notify(struct bh_ticket *ticket)
 
 /* ---- submission ------------------------------------------------------------------------------ */
 
+/* The pool has references and claims of its own on what the task comes after. */
+static void let_go_of_after(struct task *self)
+{
+	for (uint32_t i = 0; i < self->after.n; i++)
+		bh_container_of(self->after.tickets[i], struct cell, ticket)->used = true;
+	bh_convert_after_fini(&self->after);
+}
+
 /* GIL-9: the pool's lock is tried for under the GIL and waited for without it. */
 static enum bh_admission ask_pool(struct task *self, bool wait, struct bh_deadline until,
 				  struct bh_error *err)
@@ -126,6 +139,8 @@ static enum bh_admission ask_pool(struct task *self, bool wait, struct bh_deadli
 		.lane = self->lane ? self->lane->lane : NULL,
 		.deadline = self->deadline,
 		.ticket = &self->cell->ticket,
+		.after = self->after.tickets,
+		.n_after = self->after.n,
 	};
 	enum bh_admission admission = BH_BUSY;
 	PyThreadState *off;
@@ -153,7 +168,9 @@ static void ask_cancel(struct task *self)
 	if (bh_ticket_cancel(&self->cell->ticket, true))
 		return;
 	off = PyEval_SaveThread();
-	(void)bh_ticket_cancel(&self->cell->ticket, false); /* cannot say no without trylock */
+	/* Cannot say no without trylock. Also where it is cancelled by now: then those that come
+	 * after it are told, which takes their pools' locks. */
+	(void)bh_ticket_cancel(&self->cell->ticket, false);
 	PyEval_RestoreThread(off);
 }
 
@@ -168,6 +185,7 @@ static enum bh_admission submit(struct task *self, bool wait, struct bh_deadline
 	admission = ask_pool(self, wait, until, err);
 	if (admission == BH_ACCEPTED) {
 		self->args = NULL; /* the pool's now */
+		let_go_of_after(self);
 		self->stage = STAGE_ACCEPTED;
 		if (self->cancel_asked)
 			ask_cancel(self);
@@ -360,70 +378,109 @@ static PyObject *task_wait(PyObject *object, PyObject *seconds)
 
 /* ---- the outcome ----------------------------------------------------------------------------- */
 
-/* Takes the result or the exception over from the ticket: once, and with no other Python code in
- * between (the collector could run some), so that two threads that ask at once see the same. */
+/* Makes the result or the exception from the ticket's, once, and with no other Python code in
+ * between (the collector could run some), so that two threads that ask at once see the same. Then the
+ * ticket's own may go, when no task that comes after this one is still to read it: kept in there, an
+ * object could never be collected together with what refers to this task. */
 static int settle(struct task *self)
 {
 	struct bh_ticket *ticket = &self->cell->ticket;
 	int collecting = PyGC_Disable();
-	struct bh_object *cause = NULL;
+	bool taken = false;
 
-	if (bh_ticket_outcome(ticket) == BH_OUTCOME_DONE && !self->value) {
+	if (bh_ticket_outcome(ticket) == BH_OUTCOME_DONE && !self->settled) {
 		self->value = bh_convert_value(&ticket->result);
-		if (self->value)
-			bh_value_clear(&ticket->result);
-	} else if (bh_ticket_outcome(ticket) == BH_OUTCOME_FAILED && ticket->cause &&
-		   !self->error) {
-		cause = ticket->cause;
-		self->error = Py_XNewRef(bh_pyobject_get(cause));
-		ticket->cause = NULL;
+		taken = self->value;
+	} else if (bh_ticket_outcome(ticket) == BH_OUTCOME_FAILED && !self->settled) {
+		if (ticket->cause)
+			self->error = Py_XNewRef(bh_pyobject_get(ticket->cause));
+		taken = true;
 	}
+	self->settled |= taken;
 	if (collecting)
 		PyGC_Enable();
-	bh_object_unref(cause);
+	if (taken)
+		bh_ticket_disclaim(ticket);
 	return PyErr_Occurred() ? -1 : 0;
 }
 
 /* An exception that a callable raised is raised again as it is, with the worker's traceback; but
  * what means something to the thread that it is raised in (SystemExit, KeyboardInterrupt,
  * CancelledError, StopIteration …) comes as the cause of a PluginError. */
-static PyObject *raise_error(struct task *self)
+static bool may_be_raised(PyObject *error)
 {
-	PyObject *error = self->error, *wrapper;
-
-	if (self->stage != STAGE_ACCEPTED ||
-	    (PyErr_GivenExceptionMatches(error, PyExc_Exception) &&
-	     !PyErr_GivenExceptionMatches(error, PyExc_StopIteration) &&
-	     !PyErr_GivenExceptionMatches(error, PyExc_StopAsyncIteration))) {
-		bh_pyerror_restore(Py_NewRef(error));
-		return NULL;
-	}
-	wrapper = bh_pyerror_new("failed", &self->cell->ticket.error);
-	if (!wrapper)
-		return NULL;
-	PyException_SetCause(wrapper, Py_NewRef(error));
-	bh_pyerror_restore(wrapper);
-	return NULL;
+	return PyErr_GivenExceptionMatches(error, PyExc_Exception) &&
+	       !PyErr_GivenExceptionMatches(error, PyExc_StopIteration) &&
+	       !PyErr_GivenExceptionMatches(error, PyExc_StopAsyncIteration);
 }
 
-static PyObject *raise_outcome(struct task *self, enum bh_outcome outcome)
+static const char *kind_of(enum bh_outcome outcome, const struct bh_error *err)
 {
-	const struct bh_error *err = &self->cell->ticket.error;
-
 	switch (outcome) {
 	case BH_OUTCOME_FAILED:
-		return bh_pyerror_set("failed", err);
+		return strcmp(err->id, "task.argument") == 0 ? "argument" : "failed";
 	case BH_OUTCOME_CANCELLED:
-		return bh_pyerror_set("cancelled", err);
+		return "cancelled";
 	case BH_OUTCOME_DEADLINE:
-		return bh_pyerror_set("deadline", err);
+		return "deadline";
 	case BH_OUTCOME_ABANDONED:
-		return bh_pyerror_set("abandoned", err);
+		return "abandoned";
 	case BH_OUTCOME_NONE:
 	case BH_OUTCOME_DONE:
 		break;
 	}
 	bh_unreachable();
+}
+
+/* What the end of a task looks like to who awaits it; `raised` is what its callable raised, or NULL.
+ * A new reference; NULL with another exception raised. */
+static PyObject *exception_of(const struct bh_ticket *ticket, PyObject *raised)
+{
+	PyObject *exception;
+
+	if (raised && may_be_raised(raised))
+		return Py_NewRef(raised);
+	exception =
+		bh_pyerror_new(kind_of(bh_ticket_outcome(ticket), &ticket->error), &ticket->error);
+	if (exception && raised)
+		PyException_SetCause(exception, Py_NewRef(raised));
+	return exception;
+}
+
+/* The task was not run, because what it comes after was not done: what the first of those raises is
+ * the cause. */
+static PyObject *dependent_error(struct task *self)
+{
+	const struct bh_ticket *ticket = &self->cell->ticket;
+	PyObject *cause = exception_of(ticket->root, self->error);
+	PyObject *exception = cause ? bh_pyerror_new("dependent", &ticket->error) : NULL;
+
+	if (!exception) {
+		Py_XDECREF(cause);
+		return NULL;
+	}
+	PyException_SetCause(exception, cause);
+	return exception;
+}
+
+/* The root of what poisoned it. Every ticket in this process is a cell's. */
+static struct cell *root_of(const struct task *self)
+{
+	struct bh_ticket *root = self->cell->ticket.root;
+
+	return root ? bh_container_of(root, struct cell, ticket) : NULL;
+}
+
+static PyObject *raise_outcome(struct task *self)
+{
+	struct cell *root = root_of(self);
+	PyObject *exception;
+
+	(root ? root : self->cell)->reported = true;
+	exception = root ? dependent_error(self) : exception_of(&self->cell->ticket, self->error);
+	if (exception)
+		bh_pyerror_restore(exception);
+	return NULL;
 }
 
 static PyObject *task_value(PyObject *object, PyObject *Py_UNUSED(none))
@@ -441,9 +498,13 @@ static PyObject *task_value(PyObject *object, PyObject *Py_UNUSED(none))
 		return NULL;
 	if (self->value)
 		return Py_NewRef(self->value);
-	if (self->error)
-		return raise_error(self);
-	return raise_outcome(self, bh_ticket_outcome(&self->cell->ticket));
+	if (self->stage != STAGE_ACCEPTED) { /* refused with it */
+		bh_pyerror_restore(Py_NewRef(self->error));
+		return NULL;
+	}
+	if (bh_ticket_outcome(&self->cell->ticket) == BH_OUTCOME_DONE)
+		Py_RETURN_NONE; /* asked again by what the collector has cleared */
+	return raise_outcome(self);
 }
 
 static PyObject *task_done(PyObject *object, PyObject *Py_UNUSED(none))
@@ -556,6 +617,44 @@ static struct cell *cell_new(void)
 	return cell;
 }
 
+/* Its failure has been taken from its ticket: another ticket, that has ended in the same way, for a
+ * task that comes after it. NULL with an exception raised. */
+static struct bh_ticket *replay(struct task *self)
+{
+	struct bh_object *cause = self->error ? bh_pyobject_new(self->error, false) : NULL;
+	struct cell *cell;
+
+	if (self->error && !cause)
+		return NULL;
+	cell = cell_new();
+	if (!cell) {
+		bh_object_unref(cause);
+		return NULL;
+	}
+	bh_ticket_init_replay(&cell->ticket, &self->cell->ticket, cause, ticket_free);
+	return &cell->ticket;
+}
+
+enum bh_pytask_use bh_pytask_use(PyObject *object, struct bh_ticket **ret_ticket,
+				 PyObject **ret_value)
+{
+	struct task *self = (struct task *)object;
+
+	if (self->stage != STAGE_ACCEPTED)
+		return self->error ? BH_PYTASK_REFUSED : BH_PYTASK_WAITS;
+	if (self->value) {
+		*ret_value = Py_NewRef(self->value);
+		return BH_PYTASK_SEEN;
+	}
+	if (self->settled) {
+		*ret_ticket = replay(self);
+		return *ret_ticket ? BH_PYTASK_TICKET : BH_PYTASK_ERROR;
+	}
+	*ret_ticket = bh_ticket_ref(&self->cell->ticket);
+	bh_ticket_claim(&self->cell->ticket); /* its own stands as long as it is not settled */
+	return BH_PYTASK_TICKET;
+}
+
 static const struct bh_module_op *find_op(const struct bh_pypool *pool, uint32_t index)
 {
 	uint32_t n;
@@ -610,8 +709,8 @@ static PyObject *task_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
 	self->deadline = deadline;
 	self->cell = cell_new();
 	if (self->cell)
-		self->args =
-			bh_convert_args(bh_pool_label(self->pool->pool), op, op_args, op_kwargs);
+		self->args = bh_convert_args(bh_pool_label(self->pool->pool), op, op_args,
+					     op_kwargs, &self->after);
 	if (!self->args) {
 		Py_DECREF(self);
 		return NULL;
@@ -647,10 +746,15 @@ static void log_unseen(const struct task *self)
 {
 	const struct bh_ticket *ticket = &self->cell->ticket;
 	enum bh_outcome outcome = bh_ticket_outcome(ticket);
+	struct cell *root = root_of(self);
 	struct bh_error err = ticket->error;
 
 	if (outcome != BH_OUTCOME_FAILED && outcome != BH_OUTCOME_ABANDONED)
 		return;
+	if (self->cell->used || (root && root->reported))
+		return; /* once, by the last of a chain */
+	if (root)
+		root->reported = true;
 	bh_note(&err, err.status, BH_STR("op", self->op->op->name));
 	bh_log_error(BH_LOG_WARNING, COMPONENT, "a task failed and nobody asked for its outcome",
 		     &err);
@@ -666,6 +770,7 @@ static void task_dealloc(PyObject *object)
 		log_unseen(self);
 	task_clear(object);
 	bh_args_free(self->args);
+	bh_convert_after_fini(&self->after);
 	if (self->cell)
 		bh_ticket_unref(&self->cell->ticket);
 	Py_XDECREF(self->lane);

@@ -14,6 +14,7 @@ __all__ = [
     "BulkheadError",
     "Cancelled",
     "Deadline",
+    "DependentError",
     "Forked",
     "Interrupted",
     "NotInHost",
@@ -79,6 +80,15 @@ class PluginError(BulkheadError):
     """
 
 
+class DependentError(BulkheadError):
+    """The task was not run, because a task whose result it takes was not done.
+
+    What failed first is told, however long the chain: `__cause__` is the exception of that task, as
+    awaiting it would have raised it, and the facts name it: root_pool, root_op, root_task, root_code,
+    root_outcome. after_op and after_task name the one in between, if there was one.
+    """
+
+
 class BadArgument(BulkheadError, TypeError):
     """An argument does not fit the op; the facts name it, what was given and what is accepted."""
 
@@ -113,6 +123,7 @@ _KINDS: dict[str, type[BulkheadError]] = {
     "argument": BadArgument,
     "cancelled": Cancelled,
     "deadline": Deadline,
+    "dependent": DependentError,
     "error": BulkheadError,
     "failed": PluginError,
     "forked": Forked,
