@@ -30,12 +30,13 @@ enum bh_gil_host_site {
 	BH_SITE_SUPERVISE,     /* main: the apps are told of an event */
 	BH_SITE_RELEASE,       /* main or the courier: references are dropped (GIL-9) */
 	BH_SITE_WORKER_INIT,   /* a worker makes or destroys its thread state */
-	BH_SITE_PROBE,	       /* the probe measures how long the GIL takes to get */
-	BH_SITE_STOP,	 /* main: Python's own end: threads are joined, atexit functions run */
-	BH_SITE_CLEANUP, /* main: the interpreter is taken down */
-	BH_SITE_TEST,	 /* tests */
+	BH_SITE_ARGUMENT, /* a worker: what a callable returned becomes a native op's argument */
+	BH_SITE_PROBE,	  /* the probe measures how long the GIL takes to get */
+	BH_SITE_STOP,	  /* main: Python's own end: threads are joined, atexit functions run */
+	BH_SITE_CLEANUP,  /* main: the interpreter is taken down */
+	BH_SITE_TEST,	  /* tests */
 };
-#define BH_GIL_HOST_SITES 11
+#define BH_GIL_HOST_SITES 12
 
 typedef uint32_t bh_gil_site; /* a host site, or what bh_gil_site_add gave */
 #define BH_GIL_SITES_MAX 1024

@@ -76,6 +76,8 @@ static struct site_class host_site_class(enum bh_gil_host_site site)
 		return (struct site_class){ "host.release", BH_SITE_CONTROL_ALLOWED };
 	case BH_SITE_WORKER_INIT:
 		return (struct site_class){ "host.worker-init", BH_SITE_DATA_ONLY };
+	case BH_SITE_ARGUMENT:
+		return (struct site_class){ "host.argument", BH_SITE_DATA_ONLY };
 	case BH_SITE_PROBE: /* a thread of no plane */
 		return (struct site_class){ "host.probe", BH_SITE_DATA_ONLY };
 	case BH_SITE_STOP:

@@ -175,14 +175,18 @@ static bh_status finish_run(const struct bh_service_run *run, bh_status st)
 
 /* ---- arguments that are results of other tasks ----------------------------------------------- */
 
+static bool takes_none(const struct bh_parameter *p)
+{
+	return p->has_preset && p->preset.type == BH_TYPE_NONE;
+}
+
 static bh_status refuse_argument(struct bh_task *task, const struct bh_parameter *p,
 				 const struct bh_ticket *from, const char *given)
 {
 	char accepted[48];
 
 	snprintf(accepted, sizeof(accepted), "%s%s%s", p->writable ? "writable " : "",
-		 bh_type_name(p->type),
-		 p->has_preset && p->preset.type == BH_TYPE_NONE ? " or none" : "");
+		 bh_type_name(p->type), takes_none(p) ? " or none" : "");
 	return bh_raise(bh_task_error(task), -EINVAL, "task.argument", BH_STR("parameter", p->name),
 			BH_STR("given", given), BH_STR("accepted", accepted),
 			BH_STR("from_pool", bh_pool_label(from->pool)),
@@ -192,7 +196,7 @@ static bh_status refuse_argument(struct bh_task *task, const struct bh_parameter
 static bool fits(const struct bh_parameter *p, const struct bh_value *value)
 {
 	if (value->type == BH_TYPE_NONE)
-		return p->has_preset && p->preset.type == BH_TYPE_NONE;
+		return takes_none(p);
 	if (value->type != p->type)
 		return false;
 	return !p->writable || value->as.buffer->info.flags & BH_BUFFER_WRITABLE;
@@ -228,6 +232,26 @@ static bh_status wrap(struct bh_task *task, struct bh_value *value)
 	return 0;
 }
 
+/* What a callable has returned, for a parameter that does not take any object. */
+static bh_status unwrap(struct bh_task *task, const struct bh_parameter *p,
+			const struct bh_ticket *from, struct bh_value *value)
+{
+	const struct bh_python_services *python = bh_service_python();
+	struct bh_value own = { .type = BH_TYPE_NONE };
+	char given[64] = "object";
+	bh_status st = -EINVAL;
+
+	if (python)
+		st = python->unwrap(value->as.object, p->type, p->writable, takes_none(p), &own,
+				    given, sizeof(given), bh_task_error(task));
+	if (st < 0)
+		return bh_error_is_set(bh_task_error(task)) ? st
+							    : refuse_argument(task, p, from, given);
+	bh_value_clear(value);
+	*value = own;
+	return 0;
+}
+
 /* A bh_accept_fn: the check that the submitter made of all the other arguments. */
 static bh_status accept_argument(void *arg, struct bh_task *task, uint32_t parameter, bool element,
 				 const struct bh_ticket *from, struct bh_value *value)
@@ -243,6 +267,8 @@ static bh_status accept_argument(void *arg, struct bh_task *task, uint32_t param
 	widen(p, value);
 	if (fits(p, value))
 		return 0;
+	if (value->type == BH_TYPE_OBJECT)
+		return unwrap(task, p, from, value);
 	given = bh_type_name(value->type);
 	if (p->type == BH_TYPE_BUFFER && value->type == BH_TYPE_BUFFER)
 		given = "read-only buffer";

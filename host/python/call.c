@@ -87,10 +87,28 @@ static bh_status call_object(struct bh_task *task, bh_gil_site site, struct bh_o
 	return st;
 }
 
+static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, bool or_none,
+			struct bh_value *ret_value, char *given, size_t size, struct bh_error *err)
+{
+	struct bh_gil_scope scope;
+	PyObject *python;
+	bh_status st = bh_gil_enter(BH_SITE_ARGUMENT, BH_HERE, &scope, err);
+
+	if (st < 0)
+		return st;
+	python = bh_pyobject_get(object);
+	st = python ? bh_convert_one(python, type, writable, or_none, ret_value, given, size)
+		    : -EINVAL;
+	PyErr_Clear(); /* what does not fit is told by `given` */
+	bh_gil_leave(&scope);
+	return st;
+}
+
 const struct bh_python_services *bh_call_services(void)
 {
 	static const struct bh_python_services services = { .call_object = call_object,
-							    .wrap = bh_pyobject_wrap };
+							    .wrap = bh_pyobject_wrap,
+							    .unwrap = unwrap };
 
 	return &services;
 }

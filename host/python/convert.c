@@ -704,6 +704,19 @@ struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op,
 	return bh_steal(&bound);
 }
 
+bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool or_none,
+			 struct bh_value *ret_value, char *given, size_t size)
+{
+	struct bh_value value = { .type = BH_TYPE_NONE };
+
+	if ((object == Py_None && or_none) || from_python(object, type, writable, 0, &value) == 0) {
+		*ret_value = value;
+		return 0;
+	}
+	snprintf(given, size, "%s", object == Py_None ? "None" : Py_TYPE(object)->tp_name);
+	return -EINVAL;
+}
+
 /* ---- back ------------------------------------------------------------------------------------ */
 
 static PyObject *to_list(const struct bh_items *items)

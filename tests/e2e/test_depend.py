@@ -120,6 +120,12 @@ APP = {
                 assert await self.count.echo(stream.run(lambda: "s")) == "s"
                 error = await raises(bulkhead.BadArgument, self.count.echo(stream.run(lambda: 5)))
                 assert error.code == "task.argument" and error.facts["given"] == "int", error
+                error = await raises(bulkhead.BadArgument, self.types.fill(stream.run(lambda: b"abc"), 1))
+                assert error.facts["given"] == "bytes" and error.facts["accepted"] == "writable buffer", error
+                assert await self.types.presets(f=stream.run(lambda: None)) == [3, "word", 1.5, True, 0, 0]
+                target = bytearray(3)
+                await self.types.fill(stream.run(lambda: target), 7)
+                assert target == b"\\x07" * 3, target
                 return "ok"
 
             @bulkhead.endpoint
@@ -349,6 +355,7 @@ CHECKS = [
     "values",
     "lists",
     "callables",
+    "native_takes_what_python_made",
     "seen",
     "mismatch",
     "poison",
