@@ -66,7 +66,8 @@ class Task(_NativeTask):
 
     When the coroutine that awaits it is cancelled, so is the task. What a Python callable raised is
     raised again as it is, with the traceback of the thread that ran it; a native op's failure is a
-    PluginError; the other outcomes are Cancelled, Deadline and Abandoned.
+    PluginError; the other outcomes are Cancelled, Deadline and Abandoned. Given to an op as an
+    argument, also in a list, it stands for its result; when it fails that task is a DependentError.
     """
 
     __slots__ = ("__weakref__",)
@@ -201,7 +202,8 @@ class Pool:
       lane=LANE        a lane of this pool, or a lane's name: tasks of a lane run in order, one at a time;
       wait=True        wait for room where the pool is full, rather than raise Overloaded;
       wait=SECONDS     the same, but no longer than that;
-    and returns a Task. Submitting never blocks a thread whose event loop runs.
+    and returns a Task. Submitting never blocks a thread whose event loop runs. A Task as an argument
+    stands for its result: the op starts when that is there, and DependentError tells when it never is.
     """
 
     def __init__(self, shared: _Shared, lane_name: Optional[str] = None) -> None:

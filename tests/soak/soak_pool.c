@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* soak_pool - many short lives of a pool: submit one, wait, let it go idle, and stop somewhere.
+/* soak_pool - many short lives of a pool: submit one, or a few that come after each other, wait, let
+ * it go idle, and stop somewhere.
  *
  * usage: soak_pool [ROUNDS [SEED]]. Each round is one task. What it is after is the wake-up that is
  * missed, the task that is lost at a stop, and the stop that never ends: a watch ends the process
@@ -20,6 +21,8 @@
 #define ROUNDS_SHORT 3000 /* in `make check`; `make soak` says 100000 */
 #define HUNG_S 120
 #define LIFE_MAX 400 /* rounds of one pool, at most */
+#define QUEUE 4
+#define OP_FAIL 100 /* below: microseconds */
 
 struct soak {
 	uint64_t seed, random;
@@ -99,6 +102,8 @@ static bh_status back_run(void *self, struct bh_task *task)
 	uint64_t until = bh_now_ns() + (uint64_t)bh_task_op(task) * BH_NS_PER_US;
 
 	(void)self;
+	if (bh_task_op(task) == OP_FAIL)
+		return -EIO;
 	while (bh_now_ns() < until)
 		if (bh_task_cancelled(task))
 			return -ECANCELED;
@@ -153,7 +158,7 @@ struct seen {
 static struct bh_pool *make(void)
 {
 	const struct bh_pool_config config = {
-		.label = "soak", .n_workers = soak.n_workers, .queue = 4, .backend = &backend
+		.label = "soak", .n_workers = soak.n_workers, .queue = QUEUE, .backend = &backend
 	};
 	struct bh_pool *pool;
 
@@ -190,6 +195,43 @@ static bool one_round(struct bh_pool *pool, struct seen *seen)
 	return true;
 }
 
+/* A few tasks, each after some of those before it; one fails or is cancelled at times. False: the
+ * pool has closed. */
+static bool one_graph(struct bh_pool *pool, struct seen *seen)
+{
+	struct bh_ticket tickets[QUEUE], *after[QUEUE];
+	uint32_t n = 0;
+	bool open = true;
+
+	for (; n < QUEUE && open; n += open) {
+		struct bh_submission s = { .op = draw(6) ? (uint32_t)draw(20) : OP_FAIL,
+					   .deadline = BH_NEVER,
+					   .after = after };
+
+		bh_ticket_init(&tickets[n], NULL, NULL);
+		for (uint32_t i = 0; i < n; i++)
+			if (draw(2))
+				after[s.n_after++] = &tickets[i];
+		s.ticket = &tickets[n];
+		open = bh_pool_submit(pool, &s, NULL) == BH_ACCEPTED;
+		if (open && draw(8) == 0)
+			(void)bh_ticket_cancel(&tickets[draw(n + 1)], false);
+	}
+	seen->accepted += n;
+	soak.rounds += n > 0;
+	moved();
+	/* The last first: the others' roots lie before them. */
+	while (n-- > 0) {
+		CHECK(bh_ticket_wait(&tickets[n], BH_NEVER, NULL) == 0);
+		seen->outcomes[bh_ticket_outcome(&tickets[n])]++;
+		while (atomic_load_explicit(&tickets[n].refs, memory_order_acquire) != 1)
+			sched_yield();
+		CHECK(atomic_load_explicit(&tickets[n].claims, memory_order_acquire) == 1);
+		bh_ticket_unref(&tickets[n]);
+	}
+	return open;
+}
+
 static void check_books(struct bh_pool *pool, const struct seen *seen)
 {
 	struct bh_pool_books b;
@@ -200,7 +242,8 @@ static void check_books(struct bh_pool *pool, const struct seen *seen)
 	CHECK(b.submitted == seen->accepted && b.refused == 0 && b.abandoned_alive == 0);
 	CHECK(b.done == seen->outcomes[BH_OUTCOME_DONE]);
 	CHECK(b.cancelled == seen->outcomes[BH_OUTCOME_CANCELLED]);
-	CHECK(b.failed + b.deadline + b.abandoned == 0 && seen->outcomes[BH_OUTCOME_NONE] == 0);
+	CHECK(b.failed == seen->outcomes[BH_OUTCOME_FAILED]);
+	CHECK(b.deadline + b.abandoned == 0 && seen->outcomes[BH_OUTCOME_NONE] == 0);
 }
 
 static void one_pool(unsigned long rounds)
@@ -219,7 +262,7 @@ static void one_pool(unsigned long rounds)
 		stopper_start(&stopper, pool);
 	if (until > rounds)
 		until = rounds;
-	while (soak.rounds < until && one_round(pool, &seen))
+	while (soak.rounds < until && (draw(3) ? one_round(pool, &seen) : one_graph(pool, &seen)))
 		;
 	if (stopped_beside)
 		CHECK(pthread_join(stopper.thread, NULL) == 0);
