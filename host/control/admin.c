@@ -12,6 +12,7 @@
 #include <event2/listener.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@
 
 #define COMPONENT "admin"
 #define JSON "application/json"
+#define OCTETS "application/octet-stream"
 #define TEXT "text/plain; charset=utf-8"
 #define METRICS "text/plain; version=0.0.4; charset=utf-8" /* Prometheus' */
 
@@ -86,25 +88,47 @@ static void add_header(struct evhttp_request *http, const char *key, const char 
 	evhttp_add_header(evhttp_request_get_output_headers(http), key, value);
 }
 
-static void reply(struct bh_admin *admin, struct evhttp_request *http, int code, const char *type,
-		  const char *body, size_t length)
+static void free_referenced(const void *data, size_t length, void *arg)
+{
+	(void)data;
+	(void)length;
+	free(arg);
+}
+
+/* `owned`, or NULL: the memory that `body` lies in, taken over. An endpoint's reply may be big, and
+ * a copy of it would hold up the loop. */
+static void reply_owned(struct bh_admin *admin, struct evhttp_request *http, int code,
+			const char *type, const char *body, size_t length, char *owned)
 {
 	struct evbuffer *buffer = evbuffer_new();
 	char digits[24];
+	bool referenced = false;
 
 	add_header(http, "Content-Type", type);
 	if (evhttp_request_get_command(http) == EVHTTP_REQ_HEAD) {
 		/* evhttp would send the body, and no length. */
 		snprintf(digits, sizeof(digits), "%zu", length);
 		add_header(http, "Content-Length", digits);
+	} else if (owned && length && buffer) {
+		referenced =
+			evbuffer_add_reference(buffer, body, length, free_referenced, owned) == 0;
+		code = referenced ? code : 500;
 	} else if (!buffer || evbuffer_add(buffer, body, length) < 0) {
 		code = 500; /* no memory: an empty body */
 	}
+	if (!referenced)
+		free(owned);
 	bh_clients_enter(admin->clients, fd_of(http), BH_CLIENT_WRITING);
 	evhttp_request_set_on_complete_cb(http, on_replied, admin);
 	evhttp_send_reply(http, code, NULL, buffer);
 	if (buffer)
 		evbuffer_free(buffer);
+}
+
+static void reply(struct bh_admin *admin, struct evhttp_request *http, int code, const char *type,
+		  const char *body, size_t length)
+{
+	reply_owned(admin, http, code, type, body, length, NULL);
 }
 
 static void reply_text(struct bh_admin *admin, struct evhttp_request *http, int code,
@@ -232,6 +256,11 @@ static void serve_view(struct bh_admin *admin, struct evhttp_request *http,
 		reply_no_memory(admin, http, 200);
 }
 
+static void serve_apps(struct bh_admin *admin, struct evhttp_request *http)
+{
+	reply_json(admin, http, 200, bh_conductor_render_apps(admin->config.conductor));
+}
+
 static void serve_metrics(struct bh_admin *admin, struct evhttp_request *http)
 {
 	static const struct bh_metrics none = { 0 };
@@ -337,10 +366,12 @@ static void send_call_reply(struct call *call, struct bh_request *request)
 {
 	struct evhttp_request *http = call_unwatch(call);
 	int code = request->http_status ? request->http_status : request->status < 0 ? 500 : 200;
+	char *body = bh_steal(&request->reply);
 
 	json_lacks_memory = false;
-	if (request->reply)
-		reply(call->admin, http, code, JSON, request->reply, request->reply_len);
+	if (body)
+		reply_owned(call->admin, http, code, request->reply_is_octets ? OCTETS : JSON, body,
+			    request->reply_len, body);
 	else if (request->status < 0)
 		reply_bh_error(call->admin, http, code, &request->error);
 	else
@@ -358,9 +389,48 @@ static void call_done(struct bh_request *request)
 	bh_request_free(request);
 }
 
+/* Whether a header names this media type, whatever its parameters. */
+static bool is_type(const char *header, const char *type)
+{
+	size_t length = strlen(type);
+
+	return header && strncasecmp(header, type, length) == 0 &&
+	       (header[length] == '\0' || strchr("; \t", header[length]));
+}
+
+/* None is sent by who does not care, and the form's by curl and its like. What is of another type
+ * the endpoint's side takes as it is, or refuses. */
+static bool is_json(const char *content_type)
+{
+	return !content_type || !*content_type || is_type(content_type, JSON) ||
+	       is_type(content_type, "application/x-www-form-urlencoded");
+}
+
+/* What else of the HTTP request the endpoint's side looks at. False: no memory. */
+static bool take_headers(struct evhttp_request *http, struct bh_request *request)
+{
+	struct evkeyvalq *headers = evhttp_request_get_input_headers(http);
+	const struct evhttp_uri *uri = evhttp_request_get_evhttp_uri(http);
+	const struct {
+		const char *text;
+		char **copy;
+	} rows[] = {
+		{ evhttp_find_header(headers, "Content-Type"), &request->content_type },
+		{ evhttp_find_header(headers, "Accept"), &request->accept },
+		{ uri ? evhttp_uri_get_query(uri) : NULL, &request->query },
+	};
+
+	for (size_t i = 0; i < BH_ARRAY_LEN(rows); i++) {
+		*rows[i].copy = rows[i].text ? strdup(rows[i].text) : NULL;
+		if (rows[i].text && !*rows[i].copy)
+			return false;
+	}
+	return true;
+}
+
 /* The body as the request shall own it, with a NUL behind it. False: it has been answered. */
-static bool take_body(struct bh_admin *admin, struct evhttp_request *http, char **ret_body,
-		      size_t *ret_length)
+static bool take_body(struct bh_admin *admin, struct evhttp_request *http, bool json_expected,
+		      char **ret_body, size_t *ret_length)
 {
 	struct evbuffer *input = evhttp_request_get_input_buffer(http);
 	size_t length = evbuffer_get_length(input);
@@ -373,7 +443,7 @@ static bool take_body(struct bh_admin *admin, struct evhttp_request *http, char 
 		return false;
 	}
 	body[length] = '\0';
-	if (length != 0 && length <= CHECKED_BODY_MAX) {
+	if (json_expected && length != 0 && length <= CHECKED_BODY_MAX) {
 		/* The form only: Python knows integers of any size and strings with NULs. */
 		json = json_loadb(body, length, JSON_ALLOW_NUL | JSON_DECODE_INT_AS_REAL, &error);
 		if (!json) {
@@ -412,7 +482,13 @@ static void start_call(struct bh_admin *admin, struct evhttp_request *http, char
 	}
 	request->app = bh_steal(app);
 	request->endpoint = bh_steal(endpoint);
-	if (!take_body(admin, http, &request->body, &request->body_len)) {
+	if (!take_headers(http, request)) {
+		reply_json(admin, http, 500, NULL);
+		bh_request_free(request);
+		return;
+	}
+	if (!take_body(admin, http, is_json(request->content_type), &request->body,
+		       &request->body_len)) {
 		bh_request_free(request);
 		return;
 	}
@@ -482,6 +558,7 @@ static const struct route routes[] = {
 	{ "/readyz", EVHTTP_REQ_GET, serve_readyz },
 	{ "/metrics", EVHTTP_REQ_GET, serve_metrics },
 	{ "/v1/status", EVHTTP_REQ_GET, serve_status },
+	{ "/v1/apps", EVHTTP_REQ_GET, serve_apps },
 	{ "/v1/stop", EVHTTP_REQ_POST, serve_stop },
 };
 

@@ -66,6 +66,7 @@ struct part {
 	bool pool_failed_seen;
 	char *path, *version; /* plugin; owned */
 	json_t *raw_gil;      /* plugin; owned: names of raw GIL functions that it imports */
+	json_t *endpoints;    /* app; owned: what it offers, NULL until it has been loaded */
 };
 
 struct bh_conductor {
@@ -454,6 +455,8 @@ static void on_app_load_reply(struct bh_conductor *c, const struct bh_request *r
 	struct part *part = &c->apps[reply->index];
 
 	part->constructed = reply->status == 0;
+	if (reply->status == 0 && reply->reply)
+		part->endpoints = json_loadb(reply->reply, reply->reply_len, 0, NULL);
 	if (c->stopping)
 		return;
 	if (reply->status == 0)
@@ -1213,6 +1216,22 @@ json_t *bh_conductor_render(const struct bh_conductor *c)
 			 plugins, "apps", apps);
 }
 
+json_t *bh_conductor_render_apps(const struct bh_conductor *c)
+{
+	json_t *apps = json_array();
+
+	for (size_t i = 0; i < c->manifest->n_apps; i++) {
+		const struct part *app = &c->apps[i];
+		json_t *endpoints = app->endpoints ? json_incref(app->endpoints) : json_null();
+
+		json_array_append_new(
+			apps, json_pack("{s:s, s:s, s:s, s:o}", "name", c->manifest->apps[i].name,
+					"object", c->manifest->apps[i].object, "state",
+					part_state_name(app->state), "endpoints", endpoints));
+	}
+	return json_pack("{s:o}", "apps", apps);
+}
+
 /* ---- endpoint calls -------------------------------------------------------------------------- */
 
 static void list_apps(const struct bh_config *manifest, char *out, size_t size)
@@ -1293,6 +1312,8 @@ struct bh_conductor *bh_conductor_free(struct bh_conductor *c)
 		json_decref(c->plugins[i].raw_gil);
 		free(c->plugins[i].version);
 	}
+	for (size_t i = 0; c->apps && i < c->manifest->n_apps; i++)
+		json_decref(c->apps[i].endpoints);
 	free(c->plugins);
 	free(c->apps);
 	bh_request_free(c->leave);

@@ -55,6 +55,8 @@ bool bh_conductor_main_serves(const struct bh_conductor *conductor);
 json_t *bh_conductor_unready_reasons(const struct bh_conductor *conductor);
 /* GET /v1/status without what the loop adds (pid, uptime_s, version, name). */
 json_t *bh_conductor_render(const struct bh_conductor *conductor);
+/* GET /v1/apps: each app with its endpoints, as its load has told them. */
+json_t *bh_conductor_render_apps(const struct bh_conductor *conductor);
 int bh_conductor_exit_status(const struct bh_conductor *conductor);
 
 /* POST /v1/apps/{app}/{endpoint}. Takes `request` (APP_CALL, app, endpoint, body, done set) and

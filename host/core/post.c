@@ -99,6 +99,9 @@ struct bh_request *bh_request_free(struct bh_request *request)
 	free(request->endpoint);
 	free(request->app);
 	free(request->body);
+	free(request->content_type);
+	free(request->accept);
+	free(request->query);
 	free(request->reply);
 	free(request);
 	return NULL;

@@ -56,8 +56,9 @@ struct bh_request {
 	uint32_t index; /* plugin or app, in manifest order */
 	char *endpoint; /* APP_CALL: "app/endpoint" split: app name and endpoint name … */
 	char *app;	/* … owned, NUL-terminated */
-	char *body;	/* APP_CALL, SUPERVISE: JSON text; owned */
+	char *body;	/* APP_CALL: as `content_type` says; SUPERVISE: JSON text; owned */
 	size_t body_len;
+	char *content_type, *accept, *query; /* APP_CALL: as the client sent them, or NULL; owned */
 	/* A: relaxed; the asker no longer cares (client gone, deadline): main cancels what runs for
 	 * it when it next sees a BH_REQUEST_GIVE_UP. */
 	_Atomic bool given_up;
@@ -66,8 +67,10 @@ struct bh_request {
 	struct bh_error error;
 	struct bh_pool *pool; /* PLUGIN_LOAD: made and registered, not started; borrowed */
 	int http_status;      /* APP_CALL */
-	char *reply;	      /* APP_CALL, PLUGIN_LOAD {"path","version"}: JSON text; owned */
+	/* APP_CALL, PLUGIN_LOAD {"path","version"}, APP_LOAD [endpoint, …]: JSON text; owned */
+	char *reply;
 	size_t reply_len;
+	bool reply_is_octets; /* APP_CALL: no JSON, but bytes as they are */
 	/* control loop: takes the request over and frees it */
 	void (*done)(struct bh_request *request);
 	void *done_arg;

@@ -81,25 +81,28 @@ static PyObject *request_fail(PyObject *object, PyObject *args)
 	Py_RETURN_NONE;
 }
 
-/* answer(HTTP status, body) */
+/* answer(HTTP status, body, octets=False): any contiguous buffer; it is copied. */
 static PyObject *request_answer(PyObject *object, PyObject *args)
 {
 	struct bh_request *request = open_request(object);
-	const char *body;
-	Py_ssize_t length;
-	int status;
+	int status, octets = 0;
+	Py_buffer body;
 	char *copy;
 
-	if (!request || !PyArg_ParseTuple(args, "iy#", &status, &body, &length))
+	if (!request || !PyArg_ParseTuple(args, "iy*|p", &status, &body, &octets))
 		return NULL;
-	copy = malloc((size_t)length + 1);
-	if (!copy)
+	copy = malloc((size_t)body.len + 1);
+	if (!copy) {
+		PyBuffer_Release(&body);
 		return PyErr_NoMemory();
-	memcpy(copy, body, (size_t)length);
-	copy[length] = '\0';
+	}
+	memcpy(copy, body.buf, (size_t)body.len);
+	copy[body.len] = '\0';
 	request->http_status = status;
 	request->reply = copy;
-	request->reply_len = (size_t)length;
+	request->reply_len = (size_t)body.len;
+	request->reply_is_octets = octets;
+	PyBuffer_Release(&body);
 	reply(object);
 	Py_RETURN_NONE;
 }
@@ -163,6 +166,34 @@ static PyObject *get_body(PyObject *object, void *Py_UNUSED(closure))
 		       : NULL;
 }
 
+static PyObject *text_or_none(const char *text)
+{
+	if (!text)
+		Py_RETURN_NONE;
+	return text_or_empty(text);
+}
+
+static PyObject *get_content_type(PyObject *object, void *Py_UNUSED(closure))
+{
+	struct bh_request *request = open_request(object);
+
+	return request ? text_or_none(request->content_type) : NULL;
+}
+
+static PyObject *get_accept(PyObject *object, void *Py_UNUSED(closure))
+{
+	struct bh_request *request = open_request(object);
+
+	return request ? text_or_none(request->accept) : NULL;
+}
+
+static PyObject *get_query(PyObject *object, void *Py_UNUSED(closure))
+{
+	struct bh_request *request = open_request(object);
+
+	return request ? text_or_none(request->query) : NULL;
+}
+
 static PyObject *get_given_up(PyObject *object, void *Py_UNUSED(closure))
 {
 	struct bh_request *request = ((struct request *)object)->request;
@@ -197,7 +228,8 @@ static PyMethodDef request_methods[] = {
 	{ "ok", request_ok, METH_NOARGS, "Reply that it is done." },
 	{ "fail", request_fail, METH_VARARGS, "fail(errno, id, facts): reply that it failed." },
 	{ "answer", request_answer, METH_VARARGS,
-	  "answer(status, body): reply to an endpoint's call." },
+	  "answer(status, body, octets=False): reply to an endpoint's call, or to a load with "
+	  "JSON." },
 	{ "load_plugin", request_load_plugin, METH_NOARGS,
 	  "Load the plugin that it names; that replies." },
 	{ NULL, NULL, 0, NULL },
@@ -209,6 +241,9 @@ static PyGetSetDef request_getset[] = {
 	{ "app", get_app, NULL, NULL, NULL },
 	{ "endpoint", get_endpoint, NULL, NULL, NULL },
 	{ "body", get_body, NULL, NULL, NULL },
+	{ "content_type", get_content_type, NULL, "The header, or None.", NULL },
+	{ "accept", get_accept, NULL, "The header, or None.", NULL },
+	{ "query", get_query, NULL, "The query string, still encoded, or None.", NULL },
 	{ "given_up", get_given_up, NULL, "Whether the asker no longer cares.", NULL },
 	{ "replied", get_replied, NULL, NULL, NULL },
 	{ NULL, NULL, NULL, NULL, NULL },

@@ -31,7 +31,7 @@ from typing import Any, Awaitable, Callable, Coroutine, Iterator, Optional
 import _bulkhead
 
 from . import App, Event
-from . import _endpoint, _pool
+from . import _convert, _endpoint, _pool
 from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
 
 _QUICK_MAX = 20
@@ -175,7 +175,7 @@ class _AppRun:
     def load(self) -> None:
         found = _find(self.spec)
         self.object = found() if isinstance(found, type) or inspect.isroutine(found) else found
-        self.endpoints = _endpoint.collect(self.object)
+        self.endpoints = _endpoint.collect(self.object, self.info.name)
         self.loaded = True
 
     async def start(self) -> None:
@@ -310,6 +310,7 @@ class _Main:
         self.selector = selector if isinstance(selector, _Selector) else None  # None: another's loop, main is coarse
         self.apps = [_AppRun(*app) for app in _bulkhead.apps()]
         self.running: dict[asyncio.Task[None], tuple[Any, float]] = {}  # for which request, and since when
+        self.given_up: set[asyncio.Task[None]] = set()  # of these, calls that have been cancelled since their client is gone
         self.leaving = False
         self.own_stalls: set[Any] = set()  # by number: those that a supervise() made, and that are not over
         self.leave_at_last: Optional[asyncio.TimerHandle] = None
@@ -342,6 +343,7 @@ class _Main:
 
     def on_run_end(self, task: asyncio.Task[None]) -> None:
         request, _ = self.running.pop(task)
+        self.given_up.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:
             _log_exception(error, "a request of the control loop was not carried out")
@@ -374,13 +376,15 @@ class _Main:
 
     def on_give_up(self, request: Any) -> None:
         for task, (asked, since) in list(self.running.items()):
-            if not asked.given_up:
+            if not asked.given_up or task in self.given_up:
                 continue
             left = since + _LATE_STOP_S - self.loop.time()
             if asked.kind == _bulkhead.APP_STOP and left > 0:
                 self.loop.call_later(left, task.cancel)
             else:
                 task.cancel()
+            if asked.kind == _bulkhead.APP_CALL:
+                self.given_up.add(task)  # once: what it does to end is not cancelled by the next client that goes
         request.ok()
 
     def on_leave(self, request: Any) -> None:
@@ -412,10 +416,11 @@ class _Main:
         try:
             with _at_site(_bulkhead.SITE_APP_CONSTRUCT):
                 app.load()
+                told = json.dumps([endpoint.describe() for endpoint in app.endpoints.values()], allow_nan=False)
         except BaseException as error:
             self.fail(request, app, error, "did not load")
         else:
-            request.ok()
+            request.answer(200, told.encode())  # for GET /v1/apps
 
     async def app_life(self, request: Any, step: Callable[[_AppRun], Coroutine[Any, Any, None]]) -> None:
         app = self.apps[request.index]
@@ -446,11 +451,18 @@ class _Main:
 
     async def app_call(self, request: Any) -> None:
         try:
-            request.answer(200, await self.call_endpoint(request))
+            kind, body = await self.call_endpoint(request)
+            if not request.replied:
+                request.answer(200, body, kind == _endpoint.OCTETS)
         except BaseException as error:
-            self.answer_error(request, error)
+            if not request.replied:
+                self.answer_error(request, error)
+            elif isinstance(error, SystemExit):
+                self.exit_asked(error, None)
+            elif not isinstance(error, asyncio.CancelledError):
+                _log_exception(error, "an endpoint raised after its call had been answered: its timeout had passed")
 
-    async def call_endpoint(self, request: Any) -> bytes:
+    async def call_endpoint(self, request: Any) -> tuple[str, Any]:
         app = self.find_app(request.app)
         endpoint = app.endpoints.get(request.endpoint)
         if endpoint is None:
@@ -459,11 +471,36 @@ class _Main:
                 accepted=" ".join(app.endpoints) or "(it has none)")
         if not app.started:
             raise Shutdown("app.not-running", {"app": request.app})
-        bound = endpoint.bind(request.body)
-        result = endpoint.function(*bound.args, **bound.kwargs)
-        if inspect.isawaitable(result):
-            result = await result
-        return _endpoint.encode(result)
+        accept = _endpoint.Accept(request.accept)
+        bound = endpoint.bind(request.body, request.content_type, request.query)
+        if endpoint.limit is not None and endpoint.running >= endpoint.limit:
+            raise Overloaded("endpoint.limit", {"limit": str(endpoint.limit), "running": str(endpoint.running)})
+        endpoint.running += 1
+        timer = self.start_timer(request, endpoint)
+        try:
+            result = endpoint.function(*bound.args, **bound.kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+        finally:
+            endpoint.running -= 1
+            if timer is not None:
+                timer.cancel()
+        return _endpoint.encode(result, accept)
+
+    def start_timer(self, request: Any, endpoint: _endpoint.Endpoint) -> Optional[asyncio.TimerHandle]:
+        """At its timeout the call is cancelled, and answered at once: what it does to end is not waited for."""
+        if endpoint.timeout is None:
+            return None
+        task = asyncio.current_task()
+        assert task is not None
+
+        def on_time() -> None:
+            if not request.replied:
+                facts = {"app": request.app, "endpoint": request.endpoint, "timeout_s": f"{endpoint.timeout:g}"}
+                self.answer_error(request, Deadline("endpoint.timeout", facts))
+                task.cancel()
+
+        return self.loop.call_at(self.running[task][1] + endpoint.timeout, on_time)
 
     def find_app(self, name: str) -> _AppRun:
         for app in self.apps:
@@ -484,7 +521,7 @@ class _Main:
         if isinstance(error, _NotFound):
             return 404, "unknown-endpoint", str(error), error.facts
         if isinstance(error, _endpoint.BadRequest):
-            return 400, error.code, str(error), facts | error.facts
+            return error.status, error.code, str(error), facts | error.facts
         if isinstance(error, asyncio.CancelledError):
             return 503, "cancelled", "the call was cancelled: its client is gone, or the host is stopping", facts
         if isinstance(error, SystemExit):
@@ -497,6 +534,9 @@ class _Main:
         _log_exception(error, f"endpoint {where} raised")
         if isinstance(error, Interrupted):
             return 503, "interrupted", "the endpoint kept the host's main thread busy and was interrupted", facts
+        if isinstance(error, _convert.BadResult):
+            message = str(error)
+            return 500, "raised", message, facts | {"type": "ValueError", "message": message, "where": error.where}
         return 500, "raised", f"{type(error).__name__}: {error}", facts | _facts(error)
 
     # -- the loop

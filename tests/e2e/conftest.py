@@ -81,7 +81,11 @@ class Reply:
     def __init__(self, status: int, headers, body: bytes):
         self.status = status
         self.headers = headers
-        self.text = body.decode()
+        self.body = body
+
+    @property
+    def text(self) -> str:
+        return self.body.decode(errors="replace")
 
     @property
     def json(self):
@@ -150,10 +154,10 @@ class Host:
 
     # -- the admin socket
 
-    def request(self, method: str, path: str, body: bytes | str | None = None, timeout: float = 15.0) -> Reply:
+    def request(self, method: str, path: str, body: bytes | str | None = None, timeout: float = 15.0, headers=None) -> Reply:
         connection = UnixConnection(str(self.socket), timeout * SLOW)
         try:
-            connection.request(method, path, body)
+            connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             return Reply(response.status, response.headers, response.read())
         finally:

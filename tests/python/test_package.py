@@ -113,7 +113,7 @@ class Sample:
     @bulkhead.endpoint
     async def typed(self, query: str, k: int = 5, *, weight: float = 1, maybe: Optional[list[int]] = None,
                     either: Union[int, str] = 0, mode: Literal["a", 1] = "a", table: dict[str, list[str]] = {},
-                    whatever: Any = None, other: "NotHere" = None):  # noqa: F821
+                    whatever: Any = None):
         ...
 
     @bulkhead.endpoint
@@ -163,23 +163,12 @@ def test_too_many_too_few_or_unknown_arguments_list_what_is_accepted(body):
     assert caught.value.facts["accepted"].startswith("on: bool, text: str or None = None")
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"nul", b"5", b'"text"', b"null", b"[" * 100_000])
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"nul", b"5", b'"text"', b"null", b"[" * 100_000, b'{"a": NaN}', b'["\\ud800"]'],
+                         ids=lambda body: repr(body[:10]))
 def test_bodies_that_are_no_arguments_are_refused(body):
     with pytest.raises(_endpoint.BadRequest) as caught:
         endpoints()["plain"].bind(body)
     assert caught.value.code == "bad-json"
-
-
-@pytest.mark.parametrize("value, hint, fits", [
-    (1, int, True), (True, int, False), (1.0, int, False), (1, float, True), (True, float, False), ("1", float, False),
-    ([1], list, True), ([1], list[int], True), ([1, "x"], list[int], False), ({}, list, False),
-    ({"a": ["b"]}, dict[str, list[str]], True), ({"a": [1]}, dict[str, list[str]], False),
-    (None, Optional[int], True), ("x", Optional[int], False), ("x", Union[int, str], True), ([], Union[int, str], False),
-    ("a", Literal["a", 1], True), (1, Literal["a", 1], True), (True, Literal["a", 1], False),
-    (None, None, True), (0, None, False), (object, Any, True), ("anything", Sample, True),
-])
-def test_annotations_are_read_as_json(value, hint, fits):
-    assert _endpoint._fits(value, hint) is fits
 
 
 def test_results_are_what_json_can_express():
@@ -192,7 +181,8 @@ def test_results_are_what_json_can_express():
         def tolist(self):
             return 7
 
-    assert json.loads(_endpoint.encode([Line("ä", 0.5), Scalar()])) == {"result": [{"text": "ä", "score": 0.5}, 7]}
-    for bad in (object(), float("nan"), {1, 2}, Line):
-        with pytest.raises((TypeError, ValueError)):
+    kind, body = _endpoint.encode([Line("ä", 0.5), Scalar()])
+    assert kind == "application/json" and json.loads(body) == {"result": [{"text": "ä", "score": 0.5}, 7]}
+    for bad in (object(), float("nan"), Line):
+        with pytest.raises(ValueError):
             _endpoint.encode(bad)

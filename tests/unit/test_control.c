@@ -159,6 +159,12 @@ json_t *bh_conductor_render(const struct bh_conductor *conductor)
 	return json_pack("{s:s, s:[]}", "state", "starting", "plugins");
 }
 
+json_t *bh_conductor_render_apps(const struct bh_conductor *conductor)
+{
+	(void)conductor;
+	return json_pack("{s:[{s:s}]}", "apps", "name", "echo");
+}
+
 int bh_conductor_exit_status(const struct bh_conductor *conductor)
 {
 	(void)conductor;
@@ -577,7 +583,7 @@ static bool lists(const json_t *array, const char *text)
 static void unknown_paths_list_the_known(void)
 {
 	static const char *const uris[] = { "/",	   "/nothing", "/v1/",
-					    "/v1/pools/x", "/livez/",  "/v1/apps" };
+					    "/v1/pools/x", "/livez/",  "/v1/app" };
 	struct answer answer;
 	struct host host;
 
@@ -778,6 +784,56 @@ static void call_goes_to_main_and_back(void)
 	CU_ASSERT_STRING_EQUAL(json_string_value(error_fact(&answer, "what")), "all");
 	answer_fini(&answer);
 	close(fd);
+	host_end(&host);
+}
+
+/* Bytes that are no JSON, a NUL among them, go to main and back as they are. */
+static void octets_pass_as_they_are(void)
+{
+	static const char body[] = "{\0\xff";
+	struct bh_request *request;
+	struct answer answer;
+	struct host host;
+	int fd;
+
+	host_start(&host);
+	fd = client_open(host.socket);
+	client_say(fd, "POST /v1/apps/echo/say?k=a%%20b&k=2 HTTP/1.1\r\nHost: x\r\n"
+		       "Content-Type: Application/Octet-Stream; x=y\r\n"
+		       "Connection: close\r\nAccept: application/octet-stream\r\nContent-Length: "
+		       "3\r\n\r\n");
+	CU_ASSERT(write(fd, body, 3) == 3);
+	request = main_take(&host.main);
+	CU_ASSERT(request->body_len == 3 && memcmp(request->body, body, 3) == 0);
+	CU_ASSERT_STRING_EQUAL(request->content_type, "Application/Octet-Stream; x=y");
+	CU_ASSERT_STRING_EQUAL(request->accept, "application/octet-stream");
+	CU_ASSERT_STRING_EQUAL(request->query, "k=a%20b&k=2");
+	request->reply_is_octets = true;
+	main_reply(request, 200, "bytes");
+	client_read(fd, &answer);
+	CU_ASSERT(answer.code == 200);
+	CU_ASSERT_PTR_NOT_NULL(strstr(answer.text, "Content-Type: application/octet-stream\r\n"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(answer.text, "Content-Length: 5\r\n"));
+	CU_ASSERT_STRING_EQUAL(answer.body, "bytes");
+	answer_fini(&answer);
+	close(fd);
+
+	/* no headers: none are made up; an empty reply is one */
+	fd = start_call(host.socket, "");
+	request = main_take(&host.main);
+	CU_ASSERT_PTR_NULL(request->content_type);
+	CU_ASSERT_PTR_NULL(request->accept);
+	CU_ASSERT_PTR_NULL(request->query);
+	main_reply(request, 200, "");
+	client_read(fd, &answer);
+	CU_ASSERT(answer.code == 200);
+	answer_fini(&answer);
+	close(fd);
+
+	ask(host.socket, &answer, "GET", "/v1/apps", "");
+	CU_ASSERT(answer.code == 200);
+	CU_ASSERT_PTR_NOT_NULL(strstr(answer.body, "echo"));
+	answer_fini(&answer);
 	host_end(&host);
 }
 
@@ -1679,6 +1735,8 @@ static const struct bh_test tests[] = {
 	{ "CP-2: a call that ends together with the host is answered", last_call_is_answered },
 	{ "requests on one connection are all answered", many_on_one_connection },
 	{ "CP-1: a call goes to main and back while health answers", call_goes_to_main_and_back },
+	{ "bytes that are no JSON pass to an endpoint and back as they are",
+	  octets_pass_as_they_are },
 	{ "a refused call says why", refused_calls_say_why },
 	{ "a call's path is checked before it goes anywhere", call_paths_are_checked },
 	{ "bad JSON is answered with line and column", bad_json_is_located },

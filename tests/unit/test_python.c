@@ -548,7 +548,7 @@ static void endpoint_arguments(void)
 	CU_ASSERT_TRUE(call("typed", "{\"query\":\"é\"}", 200,
 			    "{\"result\": [\"é\", 5, 1.0, null, \"fast\", null]}"));
 	CU_ASSERT_TRUE(call("typed", "[\"q\", 7, 2, [\"a\"], \"slow\", {\"x\": 1}]", 200,
-			    "[\"q\", 7, 2, [\"a\"], \"slow\", {\"x\": 1}]"));
+			    "[\"q\", 7, 2.0, [\"a\"], \"slow\", {\"x\": 1}]"));
 	CU_ASSERT_TRUE(call("rest", "[1, 2]", 200, "[[1, 2], {}]"));
 	CU_ASSERT_TRUE(call("rest", "{\"a\": \"b\"}", 200, "[[], {\"a\": \"b\"}]"));
 	CU_ASSERT_TRUE(call("typed", "", 400, "missing a required argument: 'query'"));
@@ -559,11 +559,11 @@ static void endpoint_arguments(void)
 		call("typed", "{\"query\": \"q\", \"k\": true}", 400, "\"parameter\": \"k\""));
 	CU_ASSERT_TRUE(call("typed", "{\"query\": \"q\", \"k\": 1.5}", 400, "accepted: int"));
 	CU_ASSERT_TRUE(call("typed", "{\"query\": \"q\", \"tags\": [\"a\", 1]}", 400,
-			    "list[str] or None"));
-	CU_ASSERT_TRUE(call("typed", "{\"query\": \"q\", \"mode\": \"odd\"}", 400,
-			    "Literal['fast', 'slow']"));
+			    "tags[1]: int 1 was given; accepted: str"));
+	CU_ASSERT_TRUE(
+		call("typed", "{\"query\": \"q\", \"mode\": \"odd\"}", 400, "'fast' or 'slow'"));
 	CU_ASSERT_TRUE(call("typed", "{\"query\": \"q\", \"more\": {\"a\": \"b\"}}", 400,
-			    "dict[str, int] or None"));
+			    "accepted: int"));
 	CU_ASSERT_TRUE(call("typed", "{\"query\": \"q\", \"nope\": 1}", 400, "nope"));
 	CU_ASSERT_TRUE(call("rest", "[1, \"x\"]", 400, "numbers[1]"));
 	CU_ASSERT_TRUE(call("typed", "{\"query\":", 400, "bad-json"));
@@ -578,7 +578,7 @@ static void endpoint_errors(void)
 		call("start", "", 404, "typed")); /* not marked; the error lists what there is */
 	CU_ASSERT_TRUE(call("raise_value_error", "", 500, "ValueError: no good: äöü"));
 	CU_ASSERT_TRUE(call("raise_value_error", "", 500, "probe_app.py:"));
-	CU_ASSERT_TRUE(call("unspeakable", "", 500, "JSON cannot express a object"));
+	CU_ASSERT_TRUE(call("unspeakable", "", 500, "JSON cannot express"));
 	CU_ASSERT_TRUE(call("refuse", "[\"Overloaded\"]", 429, "\"why\": \"asked to\""));
 	CU_ASSERT_TRUE(call("refuse", "[\"Shutdown\"]", 503, "test.shutdown"));
 	CU_ASSERT_TRUE(call("refuse", "[\"Deadline\"]", 504, "test.deadline"));
