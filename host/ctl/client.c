@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -39,9 +40,9 @@ void bh_reply_fini(struct bh_reply *reply)
 	*reply = (struct bh_reply){ 0 };
 }
 
-static void request_set_up(CURL *curl, const char *socket, const char *url, const char *body,
-			   uint64_t timeout_ns, const struct curl_slist *headers,
-			   struct bh_reply *reply)
+static void request_set_up(CURL *curl, const char *socket, const char *url,
+			   const struct bh_post *post, uint64_t timeout_ns,
+			   const struct curl_slist *headers, struct bh_reply *reply)
 {
 	curl_easy_setopt(curl, CURLOPT_UNIX_SOCKET_PATH, socket);
 	curl_easy_setopt(curl, CURLOPT_URL, url);
@@ -54,9 +55,9 @@ static void request_set_up(CURL *curl, const char *socket, const char *url, cons
 	curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
 	curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, reply_append);
 	curl_easy_setopt(curl, CURLOPT_WRITEDATA, reply);
-	if (body) {
-		curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)strlen(body));
-		curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
+	if (post) {
+		curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)post->length);
+		curl_easy_setopt(curl, CURLOPT_POSTFIELDS, post->body);
 	}
 }
 
@@ -81,13 +82,14 @@ static void complain_no_answer(CURL *curl, CURLcode code, const char *socket, co
 				connect_errno == ENOENT ? "; is bulkheadd running?" : "");
 }
 
-enum bh_ctl_exit bh_client_request(const char *socket, const char *path, const char *body,
+enum bh_ctl_exit bh_client_request(const char *socket, const char *path, const struct bh_post *post,
 				   uint64_t timeout_ns, struct bh_reply *ret_reply)
 {
 	char detail[CURL_ERROR_SIZE] = "";
 	struct bh_reply reply = { 0 };
 	struct curl_slist *headers;
-	bh_auto_mem char *url = NULL;
+	bh_auto_mem char *url = NULL, *type = NULL;
+	const char *replied = NULL;
 	CURLcode code;
 	CURL *curl;
 
@@ -100,14 +102,21 @@ enum bh_ctl_exit bh_client_request(const char *socket, const char *path, const c
 	curl = bh_ctl_must(curl_easy_init());
 	/* No "Expect: 100-continue": it would cost a second where the host does not answer it. */
 	headers = bh_ctl_must(curl_slist_append(NULL, "Expect:"));
-	headers = bh_ctl_must(curl_slist_append(headers, "Content-Type: application/json"));
+	bh_ctl_must(asprintf(&type, "Content-Type: %s", post ? post->type : BH_TYPE_JSON) < 0
+			    ? NULL
+			    : type);
+	headers = bh_ctl_must(curl_slist_append(headers, type));
 	curl_easy_setopt(curl, CURLOPT_ERRORBUFFER, detail);
-	request_set_up(curl, socket, url, body, timeout_ns, headers, &reply);
+	request_set_up(curl, socket, url, post, timeout_ns, headers, &reply);
 	code = curl_easy_perform(curl);
-	if (code == CURLE_OK)
+	if (code == CURLE_OK) {
 		curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &reply.status);
-	else
+		curl_easy_getinfo(curl, CURLINFO_CONTENT_TYPE, &replied);
+		reply.is_octets = replied &&
+				  strncasecmp(replied, BH_TYPE_OCTETS, strlen(BH_TYPE_OCTETS)) == 0;
+	} else {
 		complain_no_answer(curl, code, socket, detail);
+	}
 	curl_slist_free_all(headers);
 	curl_easy_cleanup(curl);
 	if (code != CURLE_OK) {

@@ -6,16 +6,27 @@
 #include "host/core/clock.h"
 #include "host/ctl/ctl.h"
 
+#define BH_TYPE_JSON "application/json"
+#define BH_TYPE_OCTETS "application/octet-stream"
+
 struct bh_reply {
 	long status; /* HTTP's */
 	char *body;  /* owned; NUL-terminated */
 	size_t length;
+	bool is_octets; /* neither JSON nor text: for no terminal */
 };
 
-/* GET, or POST of `body` when there is one. `path` is escaped already. `timeout_ns` 0: no limit,
+/* What is POSTed. Borrows all of it. */
+struct bh_post {
+	const char *type; /* Content-Type */
+	const char *body;
+	size_t length;
+};
+
+/* GET, or POST of `post` when there is one. `path` is escaped already. `timeout_ns` 0: no limit,
  * since an endpoint may take as long as it likes; connecting has its own. BH_CTL_OK: there is an
  * answer, of whatever status. Complains by itself. */
-enum bh_ctl_exit bh_client_request(const char *socket, const char *path, const char *body,
+enum bh_ctl_exit bh_client_request(const char *socket, const char *path, const struct bh_post *post,
 				   uint64_t timeout_ns, struct bh_reply *ret_reply) BH_MUST_CHECK;
 void bh_reply_fini(struct bh_reply *reply);
 /* One segment of a path. The caller frees it with free(). */

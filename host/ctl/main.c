@@ -3,6 +3,7 @@
 #include "config.h"
 
 #include <curl/curl.h>
+#include <errno.h>
 #include <getopt.h>
 #include <jansson.h>
 #include <stdio.h>
@@ -20,6 +21,7 @@
 	(5 * BH_NS_PER_S) /* the host promises 250 ms (CP-1); the machine may be busy */
 #define STOP_TIMEOUT_NS (60 * BH_NS_PER_S)
 #define TIMEOUT_MAX_NS (1000 * 3600 * (int64_t)BH_NS_PER_S)
+#define DATA_MAX_BYTES (16u << 20) /* a host refuses a longer body (docs/admin-api.md) */
 #define WATCH_PRESET_NS BH_NS_PER_S
 #define WATCH_MIN_NS (100 * (int64_t)BH_NS_PER_MS)
 #define WATCH_MAX_NS (3600 * (int64_t)BH_NS_PER_S)
@@ -31,6 +33,7 @@ struct arguments {
 	bool has_timeout;
 	uint64_t timeout_ns;
 	bool threads, watch;
+	const char *data, *output; /* files; "-": standard input */
 	uint64_t watch_ns;
 	char **words; /* behind the command's own */
 	int n_words;
@@ -56,11 +59,33 @@ static void body_print(const struct bh_reply *reply)
 		putchar('\n');
 }
 
+/* From here on standard output is that file. Only once there is something to write: an error leaves
+ * it as it was. */
+static enum bh_ctl_exit output_open(const char *path)
+{
+	if (freopen(path, "we", stdout))
+		return BH_CTL_OK;
+	bh_ctl_complain("cannot write %s: %s", path, strerror(errno));
+	return BH_CTL_INTERNAL;
+}
+
+static enum bh_ctl_exit octets_print(const struct bh_reply *reply)
+{
+	if (isatty(STDOUT_FILENO)) {
+		bh_ctl_complain("the answer is %zu bytes that are no text: write them to a file "
+				"with -o FILE",
+				reply->length);
+		return BH_CTL_INTERNAL;
+	}
+	fwrite(reply->body, 1, reply->length, stdout);
+	return BH_CTL_OK;
+}
+
 /* Asks; complains of a refusal by itself. There is a reply then, too, to be passed on in JSON. */
-static enum bh_ctl_exit ask(const char *socket, const char *path, const char *body,
+static enum bh_ctl_exit ask(const char *socket, const char *path, const struct bh_post *post,
 			    uint64_t timeout_ns, struct bh_reply *ret_reply, json_t **ret_json)
 {
-	enum bh_ctl_exit result = bh_client_request(socket, path, body, timeout_ns, ret_reply);
+	enum bh_ctl_exit result = bh_client_request(socket, path, post, timeout_ns, ret_reply);
 
 	if (result != BH_CTL_OK)
 		return result;
@@ -75,14 +100,19 @@ static enum bh_ctl_exit ask(const char *socket, const char *path, const char *bo
 /* Asks and shows. In JSON the host's bytes are passed on, errors too, so that scripts see what
  * it said. */
 static enum bh_ctl_exit ask_and_show(const struct arguments *arguments, const char *socket,
-				     const char *path, const char *body, uint64_t timeout_ns,
+				     const char *path, const struct bh_post *post,
+				     uint64_t timeout_ns,
 				     void (*show)(FILE *out, const json_t *reply))
 {
 	struct bh_reply reply = { 0 };
 	json_t *json = NULL;
-	enum bh_ctl_exit result = ask(socket, path, body, timeout_ns, &reply, &json);
+	enum bh_ctl_exit result = ask(socket, path, post, timeout_ns, &reply, &json);
 
-	if (reply.body && arguments->json)
+	if (result == BH_CTL_OK && arguments->output)
+		result = output_open(arguments->output);
+	if (result == BH_CTL_OK && reply.is_octets)
+		result = octets_print(&reply);
+	else if (reply.body && arguments->json)
 		body_print(&reply);
 	else if (result == BH_CTL_OK && json && show)
 		show(stdout, json);
@@ -105,16 +135,141 @@ static enum bh_ctl_exit run_look(const struct command *command, const struct arg
 			    timeout_or(arguments, QUERY_TIMEOUT_NS), command->show);
 }
 
-static enum bh_ctl_exit run_call(const struct command *command, const struct arguments *arguments,
-				 const char *socket)
+/* ---- call ------------------------------------------------------------------------------------ */
+
+/* The whole of a file, or of standard input; the caller frees it. */
+static enum bh_ctl_exit data_read(const char *name, char **ret_data, size_t *ret_length)
+{
+	bool is_stdin = strcmp(name, "-") == 0;
+	FILE *file = is_stdin ? stdin : fopen(name, "re");
+	bh_auto_mem char *data = bh_ctl_must(malloc(DATA_MAX_BYTES + 1));
+	size_t length = file ? fread(data, 1, DATA_MAX_BYTES + 1, file) : 0;
+	bool failed = !file || ferror(file);
+	int number = errno;
+
+	if (file && !is_stdin)
+		fclose(file);
+	if (failed) {
+		bh_ctl_complain("cannot read %s: %s", name, strerror(number));
+		return BH_CTL_USAGE;
+	}
+	if (length > DATA_MAX_BYTES) {
+		bh_ctl_complain("%s: longer than the %u MiB that a host takes", name,
+				DATA_MAX_BYTES >> 20);
+		return BH_CTL_USAGE;
+	}
+	*ret_data = bh_steal(&data);
+	*ret_length = length;
+	return BH_CTL_OK;
+}
+
+/* Where the body is a file the other arguments, a JSON object, go as a query string: strings as
+ * they are, the rest as JSON. NULL for none. */
+static enum bh_ctl_exit query_make(const char *json, char **ret_query)
+{
+	json_t *arguments = *json ? json_loads(json, 0, NULL) : json_object();
+	bh_auto_mem char *query = NULL;
+	const char *name, *separator = "?";
+	json_t *value;
+
+	if (!json_is_object(arguments)) {
+		json_decref(arguments);
+		bh_ctl_complain("with --data-binary the other arguments are a JSON object, such as "
+				"'{\"width\": 64}'");
+		return BH_CTL_USAGE;
+	}
+	json_object_foreach(arguments, name, value)
+	{
+		bh_auto_mem char *text =
+			json_is_string(value) ? strdup(json_string_value(value))
+					      : json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY);
+		bh_auto_mem char *key = bh_client_escape(name);
+		bh_auto_mem char *escaped = bh_client_escape(bh_ctl_must(text));
+		char *longer = NULL;
+
+		bh_ctl_must(asprintf(&longer, "%s%s%s=%s", query ? query : "", separator, key,
+				     escaped) < 0
+				    ? NULL
+				    : longer);
+		free(query);
+		query = longer;
+		separator = "&";
+	}
+	json_decref(arguments);
+	*ret_query = bh_steal(&query);
+	return BH_CTL_OK;
+}
+
+/* Without an endpoint: what the app has. */
+static enum bh_ctl_exit list_endpoints(const struct arguments *arguments, const char *socket)
+{
+	const char *name = arguments->words[0];
+	struct bh_reply reply = { 0 };
+	json_t *json = NULL, *app, *found = NULL;
+	enum bh_ctl_exit result = ask(socket, "/v1/apps", NULL,
+				      timeout_or(arguments, QUERY_TIMEOUT_NS), &reply, &json);
+	size_t i;
+
+	json_array_foreach(json_object_get(json, "apps"), i, app)
+	{
+		const char *has = json_string_value(json_object_get(app, "name"));
+
+		if (has && strcmp(has, name) == 0)
+			found = app;
+	}
+	if (result == BH_CTL_OK && !found) {
+		bh_ctl_complain("there is no app \"%s\"; \"bulkheadctl status\" lists them", name);
+		result = BH_CTL_REFUSED;
+	} else if (result == BH_CTL_OK && arguments->json) {
+		json_dumpf(found, stdout, JSON_COMPACT);
+		putchar('\n');
+	} else if (result == BH_CTL_OK) {
+		bh_show_app(stdout, found);
+	} else if (reply.body && arguments->json) {
+		body_print(&reply);
+	}
+	json_decref(json);
+	bh_reply_fini(&reply);
+	return result;
+}
+
+static enum bh_ctl_exit call_endpoint(const struct command *command,
+				      const struct arguments *arguments, const char *socket)
 {
 	bh_auto_mem char *app = bh_client_escape(arguments->words[0]);
 	bh_auto_mem char *endpoint = bh_client_escape(arguments->words[1]);
-	const char *body = arguments->n_words > 2 ? arguments->words[2] : "";
-	bh_auto_mem char *path = NULL;
+	const char *json = arguments->n_words > 2 ? arguments->words[2] : "";
+	struct bh_post post = { .type = BH_TYPE_JSON, .body = json, .length = strlen(json) };
+	bh_auto_mem char *path = NULL, *query = NULL, *data = NULL;
+	enum bh_ctl_exit result;
 
-	bh_ctl_must(asprintf(&path, "/v1/apps/%s/%s", app, endpoint) < 0 ? NULL : path);
-	return ask_and_show(arguments, socket, path, body, timeout_or(arguments, 0), command->show);
+	if (arguments->data) {
+		result = query_make(json, &query);
+		if (result == BH_CTL_OK)
+			result = data_read(arguments->data, &data, &post.length);
+		if (result != BH_CTL_OK)
+			return result;
+		post.type = BH_TYPE_OCTETS;
+		post.body = data;
+	}
+	bh_ctl_must(asprintf(&path, "/v1/apps/%s/%s%s", app, endpoint, query ? query : "") < 0
+			    ? NULL
+			    : path);
+	return ask_and_show(arguments, socket, path, &post, timeout_or(arguments, 0),
+			    command->show);
+}
+
+static enum bh_ctl_exit run_call(const struct command *command, const struct arguments *arguments,
+				 const char *socket)
+{
+	if (arguments->n_words > 1)
+		return call_endpoint(command, arguments, socket);
+	if (arguments->data || arguments->output) {
+		bh_ctl_complain("call APP lists its endpoints and takes no -d and no -o; "
+				"to call one name it: call APP ENDPOINT");
+		return BH_CTL_USAGE;
+	}
+	return list_endpoints(arguments, socket);
 }
 
 static enum bh_ctl_exit run_stop(const struct command *command, const struct arguments *arguments,
@@ -122,11 +277,12 @@ static enum bh_ctl_exit run_stop(const struct command *command, const struct arg
 {
 	uint64_t timeout_ns = timeout_or(arguments, STOP_TIMEOUT_NS);
 	struct bh_deadline until = bh_deadline_after(timeout_ns);
+	const struct bh_post nothing = { .type = BH_TYPE_JSON, .body = "" };
 	struct bh_socket_mark mark;
 	bool marked =
 		bh_client_mark(socket, &mark); /* before it is told: afterwards it may be gone */
 	enum bh_ctl_exit result =
-		ask_and_show(arguments, socket, "/v1/stop", "", timeout_ns, command->show);
+		ask_and_show(arguments, socket, "/v1/stop", &nothing, timeout_ns, command->show);
 
 	if (result != BH_CTL_OK || !marked)
 		return result;
@@ -300,8 +456,8 @@ static const struct command commands[] = {
 	  "/v1/stalls", bh_show_stalls, false },
 	{ "metrics", "", "the page that Prometheus reads", 0, 0, run_metrics, "/metrics", NULL,
 	  false },
-	{ "call", "APP ENDPOINT [JSON]", "call an app's endpoint: object of keywords or array", 2,
-	  3, run_call, NULL, bh_show_result, false },
+	{ "call", "APP [ENDPOINT [JSON]]", "call an app's endpoint, or list what an app has", 1, 3,
+	  run_call, NULL, bh_show_result, false },
 	{ "stop", "", "stop the host in order and wait for its end", 0, 0, run_stop, NULL, NULL,
 	  false },
 };
@@ -321,6 +477,9 @@ static void help_print(void)
 	     "  -j, --json               print the host's reply as it is\n"
 	     "  -t, --timeout TIME       give up after TIME (500ms, 10s, 2m; a plain number is\n"
 	     "                           seconds); preset: 5s, stop 60s, call waits for ever\n"
+	     "  -d, --data-binary @FILE  call: the body is FILE's bytes (-: stdin), for\n"
+	     "                           endpoints of bytes; JSON then has the other arguments\n"
+	     "  -o, --output FILE        call: write what it returns to FILE\n"
 	     "      --threads            gil: by thread instead of by site\n"
 	     "      --watch[=TIME]       gil: again every TIME (preset 1s), with what has come\n"
 	     "                           since, until Ctrl-C or the host's end\n"
@@ -375,6 +534,8 @@ static bool options_read(int argc, char **argv, struct arguments *arguments,
 		{ "host", required_argument, NULL, 'H' },
 		{ "json", no_argument, NULL, 'j' },
 		{ "timeout", required_argument, NULL, 't' },
+		{ "data-binary", required_argument, NULL, 'd' },
+		{ "output", required_argument, NULL, 'o' },
 		{ "threads", no_argument, NULL, OPTION_THREADS },
 		{ "watch", optional_argument, NULL, OPTION_WATCH },
 		{ "help", no_argument, NULL, 'h' },
@@ -383,7 +544,7 @@ static bool options_read(int argc, char **argv, struct arguments *arguments,
 	};
 	int option;
 
-	while ((option = getopt_long(argc, argv, "s:H:jt:hV", options, NULL)) != -1) {
+	while ((option = getopt_long(argc, argv, "s:H:jt:d:o:hV", options, NULL)) != -1) {
 		switch (option) {
 		case 's':
 			arguments->socket = optarg;
@@ -401,6 +562,18 @@ static bool options_read(int argc, char **argv, struct arguments *arguments,
 			*ret_exit = BH_CTL_USAGE;
 			if (!arguments->has_timeout)
 				return false;
+			break;
+		case 'd':
+			/* As curl writes it; "-" alone is standard input, too. */
+			if (*optarg != '@' && strcmp(optarg, "-") != 0) {
+				bh_ctl_complain("--data-binary: \"%s\" is not @FILE or -", optarg);
+				*ret_exit = usage();
+				return false;
+			}
+			arguments->data = optarg + (*optarg == '@');
+			break;
+		case 'o':
+			arguments->output = optarg;
 			break;
 		case OPTION_THREADS:
 			arguments->threads = true;
@@ -466,6 +639,11 @@ static enum bh_ctl_exit command_run(const struct arguments *arguments, const cha
 	if ((arguments->threads || arguments->watch) && !command->may_watch) {
 		bh_ctl_complain("%s takes no --%s", command->name,
 				arguments->threads ? "threads" : "watch");
+		return usage();
+	}
+	if ((arguments->data || arguments->output) && command->run != run_call) {
+		bh_ctl_complain("%s takes no --%s", command->name,
+				arguments->data ? "data-binary" : "output");
 		return usage();
 	}
 	result = bh_find_socket(arguments->socket, arguments->name, &socket);

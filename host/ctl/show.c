@@ -158,6 +158,62 @@ void bh_show_result(FILE *out, const json_t *reply)
 	putc('\n', out);
 }
 
+/* ---- endpoints ------------------------------------------------------------------------------- */
+
+static void signature_write(FILE *signature, const json_t *endpoint)
+{
+	const json_t *parameters = json_object_get(endpoint, "parameters"), *parameter;
+	const char *separator = "";
+	bool keywords = false;
+	size_t i;
+
+	fprintf(signature, "%s(", bh_member_string(endpoint, "name"));
+	json_array_foreach(parameters, i, parameter)
+	{
+		const char *kind = bh_member_string(parameter, "kind");
+		bool many = strcmp(kind, "var-positional") == 0;
+
+		if (strcmp(kind, "keyword-only") == 0 && !keywords) {
+			fprintf(signature, "%s*", separator);
+			separator = ", ";
+		}
+		keywords = keywords || many || strcmp(kind, "keyword-only") == 0;
+		fprintf(signature, "%s%s%s: %s", separator,
+			many				   ? "*"
+			: strcmp(kind, "var-keyword") == 0 ? "**"
+							   : "",
+			bh_member_string(parameter, "name"), bh_member_string(parameter, "type"));
+		if (bh_member_has_string(parameter, "default"))
+			fprintf(signature, " = %s", bh_member_string(parameter, "default"));
+		separator = ", ";
+	}
+	fputc(')', signature);
+	if (bh_member_has_string(endpoint, "returns"))
+		fprintf(signature, " -> %s", bh_member_string(endpoint, "returns"));
+}
+
+void bh_show_app(FILE *out, const json_t *app)
+{
+	const json_t *endpoints = json_object_get(app, "endpoints"), *endpoint;
+	size_t i;
+
+	if (json_array_size(endpoints) == 0)
+		bh_columns_wrap(out, 0, "%s (%s) has no endpoints", bh_member_string(app, "name"),
+				bh_member_string(app, "state"));
+	json_array_foreach(endpoints, i, endpoint)
+	{
+		bh_auto_mem char *text = NULL;
+		size_t length = 0;
+		FILE *signature = bh_ctl_must(open_memstream(&text, &length));
+
+		signature_write(signature, endpoint);
+		bh_ctl_must(fclose(signature) == 0 ? text : NULL);
+		bh_columns_wrap(out, 0, "%s", text);
+		if (bh_member_has_string(endpoint, "doc"))
+			bh_columns_wrap(out, 4, "%s", bh_member_string(endpoint, "doc"));
+	}
+}
+
 /* A message that was made of an error's own facts says them already. */
 static bool says(const char *message, const char *key)
 {

@@ -23,6 +23,8 @@ void bh_show_stalls(FILE *out, const json_t *reply);
 void bh_show_stall(FILE *out, const json_t *stall);
 /* What an endpoint returned, indented. */
 void bh_show_result(FILE *out, const json_t *reply);
+/* One of `apps` of GET /v1/apps: its endpoints, as Python would write them. */
+void bh_show_app(FILE *out, const json_t *app);
 /* "code: message (key=value …)" of {"error": …}, on stderr; what the message says already is not said
  * again. False: the reply has no such thing. */
 bool bh_show_error(const json_t *reply);

@@ -676,8 +676,15 @@ def test_a_path_too_long_for_a_socket_is_refused(scene):
         (["statsu"], "did you mean status?"),
         (["frobnicate"], '"frobnicate" is no command'),
         (["status", "x"], "status takes no arguments"),
-        (["call", "a"], "call takes APP ENDPOINT [JSON]"),
-        (["call", "a", "b", "c", "d"], "call takes APP ENDPOINT [JSON]"),
+        (["call"], "call takes APP [ENDPOINT [JSON]]"),
+        (["call", "a", "b", "c", "d"], "call takes APP [ENDPOINT [JSON]]"),
+        (["call", "a", "b", "-d", "text"], '"text" is not @FILE or -'),
+        (["-s", "/nonexistent", "call", "a", "b", "-d", "@/nonexistent/file"], "cannot read /nonexistent/file"),
+        (["-s", "/nonexistent", "call", "a", "b", "[1]", "-d", "@/dev/null"], "a JSON object"),
+        (["-s", "/nonexistent", "call", "a", "b", "-d", "@/dev/zero"], "16 MiB"),
+        (["-s", "/nonexistent", "call", "a", "-o", "x"], "call APP ENDPOINT"),
+        (["status", "-d", "-"], "status takes no --data-binary"),
+        (["pools", "-o", "x"], "pools takes no --output"),
         (["--nonsense"], "nonsense"),
         (["-s", "a", "-H", "b", "status"], "give one"),
         (["-t", "soon", "status"], '"soon" is not a duration'),
@@ -698,7 +705,7 @@ def test_wrong_usage_is_64_and_says_why(scene, args, words):
 
 def test_help_and_version(scene):
     done = scene.ctl("--help")
-    assert done.returncode == 0 and narrow(done.stdout) and "call APP ENDPOINT [JSON]" in done.stdout
+    assert done.returncode == 0 and narrow(done.stdout) and "call APP [ENDPOINT [JSON]]" in done.stdout
     done = scene.ctl("--version")
     assert done.returncode == 0 and done.stdout.startswith("bulkheadctl ")
 

@@ -2,8 +2,10 @@
 """Endpoints over the socket: typed arguments and results, octets, timeouts, limits, clients that hang up."""
 
 import json
+import os
 import random
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -221,6 +223,48 @@ def test_apps_and_their_endpoints_are_listed(host):
     assert listed["fetch"]["parameters"][0]["default"] == "4" and listed["fetch"]["returns"] == "bytes"
     wrong = h.get("/v1/apps/app/order")
     assert wrong.status == 405 and wrong.headers["Allow"] == "POST"
+
+
+def test_ctl_lists_what_an_app_has(host):
+    h = host(MANIFEST, TYPED)
+    done = h.ctl("call", "app")
+    assert done.returncode == 0, done
+    assert "store(data: bytes, name: str = '', n: int = 0, tags: list[str] = []) -> list" in done.stdout.replace("\n", " "), done.stdout
+    assert "    Takes an order." in done.stdout and "*, pairs: tuple[Pair, ...] = ()" in done.stdout.replace("\n", " ")
+    assert "sum up(*numbers: float) -> float" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert json.loads(h.ctl("-j", "call", "app").stdout)["name"] == "app"
+
+
+def test_ctl_sends_and_writes_files(host, tmp_path):
+    h = host(MANIFEST, TYPED)
+    given, made = tmp_path / "given", tmp_path / "made"
+    given.write_bytes(b"\xff{\0\n" * 1000)
+    done = h.ctl("call", "app", "echo", "-d", f"@{given}", "-o", str(made))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and made.read_bytes() == given.read_bytes()
+    done = h.ctl("call", "app", "store", '{"name": "a&b c", "n": 3, "tags": ["x", "y"]}', "--data-binary", f"@{given}")
+    assert json.loads(done.stdout) == [4000, "", "a&b c", 3, ["x", "y"]], done
+    command = [str(h.prefix / "bin" / "bulkheadctl"), "-s", str(h.socket), "call", "app", "echo", "-d", "-"]
+    with open(given, "rb") as file:
+        done = subprocess.run(command, stdin=file, capture_output=True, timeout=60)
+    assert done.returncode == 0 and done.stdout == given.read_bytes(), "also without -o, to what is no terminal"
+    made.write_text("as it was")
+    done = h.ctl("call", "app", "nan", "-o", str(made))
+    assert done.returncode == 1 and "nan" in done.stderr and made.read_text() == "as it was"
+    done = h.ctl("call", "app", "sum up", "[1, 2]", "-o", str(made))
+    assert done.returncode == 0 and json.loads(made.read_text()) == 3.0
+    done = h.ctl("call", "app", "fetch", "-o", str(tmp_path / "no" / "where"))
+    assert done.returncode == 70 and "cannot write" in done.stderr
+
+
+def test_ctl_writes_no_octets_to_a_terminal(host):
+    h = host(MANIFEST, TYPED)
+    main, other = os.openpty()
+    command = [str(h.prefix / "bin" / "bulkheadctl"), "-s", str(h.socket), "call", "app", "fetch"]
+    done = subprocess.run(command, stdout=other, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(main)
+    os.close(other)
+    assert done.returncode == 70 and "-o FILE" in done.stderr
 
 
 # ---- timeouts, limits, hang-ups
