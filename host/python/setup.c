@@ -164,6 +164,19 @@ static bh_status check_executable(const char *python, struct bh_python_setup *se
 	return 0;
 }
 
+/* CPython passes over what is not there in silence, and the import that fails then names another
+ * fault. */
+static bh_status check_path(const struct bh_config *config, struct bh_error *err)
+{
+	for (size_t i = 0; i < config->n_python_path; i++)
+		if (access(config->python_path[i], R_OK) != 0)
+			return bh_raise(err, -EINVAL, "python.path",
+					BH_STR("path", config->python_path[i]),
+					BH_STR("reason", strerror(errno)),
+					BH_STR("accepted", "directories with Python modules"));
+	return 0;
+}
+
 bh_status bh_python_setup(const struct bh_config *config, const char *python,
 			  struct bh_python_setup *ret_setup, struct bh_error *err)
 {
@@ -180,6 +193,8 @@ bh_status bh_python_setup(const struct bh_config *config, const char *python,
 		st = check_venv(config->python_venv, python, &setup, err);
 	if (st == 0)
 		st = check_executable(python, &setup, err);
+	if (st == 0)
+		st = check_path(config, err);
 	if (st == 0)
 		*ret_setup = setup;
 	return st;

@@ -35,6 +35,7 @@ from . import _convert, _endpoint, _pool
 from ._errors import BulkheadError, Deadline, Interrupted, Overloaded, Shutdown
 
 _QUICK_MAX = 20
+_LEFT_SHOWN = 8  # tasks left at the stop, a log line each
 _LEFTOVERS_S = 1.0  # for what is ready to run before the loop is left, and for cancelled tasks to end
 _FILE_SHOWN = 190  # bytes of a long path's end that a report's frame has for certain
 _EVENTS_MAX = 256  # that wait for one app's supervise()
@@ -579,8 +580,13 @@ class _Main:
     def cancel_leftovers(self) -> None:
         """Ends what still runs on the loop, and waits for it, but not for ever."""
         until = time.monotonic() + _LEFTOVERS_S
-        for task in asyncio.all_tasks(self.loop):
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
             task.cancel()
+        for task in sorted(left, key=asyncio.Task.get_name)[:_LEFT_SHOWN]:
+            _log(_bulkhead.INFO, f"an asyncio task was left at the stop and is cancelled (stop() may end it): {task!r}")
+        if len(left) > _LEFT_SHOWN:
+            _log(_bulkhead.INFO, f"{len(left) - _LEFT_SHOWN} more asyncio tasks were left at the stop and are cancelled")
         while (tasks := asyncio.all_tasks(self.loop)) and time.monotonic() < until:
             try:
                 self.loop.run_until_complete(asyncio.wait(tasks, timeout=max(until - time.monotonic(), 0)))
