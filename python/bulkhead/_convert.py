@@ -32,6 +32,7 @@ SUPPORTED = (
     "timedelta, UUID, Decimal, Path, bytes, bytearray, memoryview, Annotated, NewType"
 )
 
+_ALIAS: Any = getattr(typing, "TypeAliasType", None)  # `type X = …`, from Python 3.12 on
 _SHOWN_MAX = 60  # characters of a value in a message
 _NAMES_MAX = 12  # of an enumeration's members in a message
 
@@ -112,6 +113,8 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         cut = len(value) > _SHOWN_MAX
         return f"str {json.dumps(value[:_SHOWN_MAX], ensure_ascii=False)}{'…' if cut else ''}"
+    if isinstance(value, bytes):  # a body
+        return f"{len(value)} bytes"
     if isinstance(value, int) and value.bit_length() > 256:
         return f"int of {value.bit_length()} bits"
     return f"{kind} {json.dumps(value)}"
@@ -460,13 +463,15 @@ class Compiler:
             return self.compile(args[0])
         if isinstance(hint, typing.NewType):
             return self.compile(hint.__supertype__)
-        if hasattr(typing, "TypeAliasType") and isinstance(hint, typing.TypeAliasType):
+        if _ALIAS is not None and isinstance(hint, _ALIAS):
             return self.later(hint, hint.__name__, lambda: self.compile(hint.__value__).convert)
         if origin is Union or origin is types.UnionType:
             return self.read_union(args)
         if origin is typing.Literal:
             return self.read_literal(args)
         kind = origin or hint
+        if type(kind).__hash__ is None:  # no type at all, such as [int]
+            raise Unsupported(spell(hint))
         if kind is tuple:
             return self.read_tuple(args, bare=hint in (tuple, typing.Tuple))
         if kind in _SEQUENCES:
@@ -559,8 +564,7 @@ class Compiler:
         return found
 
     def read_dataclass(self, kind: Any) -> _Convert:
-        declared = vars(kind)["__dataclass_fields__"] if "__dataclass_fields__" in vars(kind) else {}
-        for name, field in declared.items():
+        for name, field in kind.__dataclass_fields__.items():
             if getattr(field._field_type, "name", "") == "_FIELD_INITVAR":
                 raise Unsupported(f"{spell(kind)}, whose {name} is an InitVar")
         if not kind.__dataclass_params__.init:

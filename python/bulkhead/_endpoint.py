@@ -180,11 +180,14 @@ class Endpoint:
 
     def _resolve(self, hint: Any, names: dict[str, Any]) -> Any:
         """One annotation by itself: a name that only a result's needs is no fault. Text is looked up where the
-        function was made, then in the app's class."""
+        function was made, then in the app's class, whose methods may be called `list` or `set`."""
         function = inspect.unwrap(self.function)
         holder = types.SimpleNamespace(__annotations__={"hint": hint})
         space = getattr(function, "__globals__", {})
-        return typing.get_type_hints(holder, globalns=space, localns=names, include_extras=True)["hint"]
+        try:
+            return typing.get_type_hints(holder, globalns=space, localns={}, include_extras=True)["hint"]
+        except NameError:
+            return typing.get_type_hints(holder, globalns=space, localns=names, include_extras=True)["hint"]
 
     # -- arguments
 

@@ -475,7 +475,8 @@ class _Main:
         accept = _endpoint.Accept(request.accept)
         bound = endpoint.bind(request.body, request.content_type, request.query)
         if endpoint.limit is not None and endpoint.running >= endpoint.limit:
-            raise Overloaded("endpoint.limit", {"limit": str(endpoint.limit), "running": str(endpoint.running)})
+            raise Overloaded("endpoint.limit", {"app": request.app, "endpoint": request.endpoint,
+                                                "limit": str(endpoint.limit), "running": str(endpoint.running)})  # fmt: skip
         endpoint.running += 1
         timer = self.start_timer(request, endpoint)
         try:

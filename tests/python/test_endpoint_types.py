@@ -158,6 +158,9 @@ def unsupported_class():
         async def three(self, d: dict[tuple[int, int], str], *e: complex): ...
 
         @bulkhead.endpoint
+        async def five(self, wrong: [int]): ...
+
+        @bulkhead.endpoint
         async def four(self, fine: int) -> OnlyForTypeCheckers: ...  # noqa: F821
 
     return App()
@@ -169,7 +172,7 @@ def test_annotations_that_json_cannot_become_are_refused_when_the_app_is_loaded(
     text = str(caught.value)
     assert text.startswith("app search: ") and "supported: bool, int" in text
     for words in ("endpoint one: parameter b", "Callable", "endpoint two: parameter c", "list[threading.Thread]", "NameError",
-                  "endpoint three: parameter d", "keys"):  # fmt: skip
+                  "endpoint three: parameter d", "keys", "endpoint five: parameter wrong"):  # fmt: skip
         assert words in text, words
     assert "four" not in text, "a result's annotation is not needed"
 
@@ -177,6 +180,9 @@ def test_annotations_that_json_cannot_become_are_refused_when_the_app_is_loaded(
 class Nested:
     class Inner(TypedDict):
         n: int
+
+    @bulkhead.endpoint
+    async def list(self, ids: list[int] = []): ...  # a name of the class that hides no type
 
     @bulkhead.endpoint
     async def f(self, inner: Inner, *rest: int, **more: datetime.date): ...
@@ -202,6 +208,9 @@ class Files:
     async def maybe(self, data: Optional[bytearray] = None): ...
 
     @bulkhead.endpoint
+    async def first(self, data: None | bytes): ...
+
+    @bulkhead.endpoint
     async def two(self, a: bytes, b: memoryview): ...
 
     @bulkhead.endpoint
@@ -217,6 +226,7 @@ def test_octets_become_the_one_parameter_of_bytes_and_the_query_the_others():
     got = octets("put", b"", "name=12&n=3&tags=a&tags=b&deep=%7B%22a%22:1%7D&half=0.5")
     assert got == {"data": b"", "name": "12", "n": 3, "tags": ["a", "b"], "deep": {"a": 1}, "more": {"half": 0.5}}
     assert octets("put", b"", "tags=a")["tags"] == ["a"] and octets("put", b"", 'tags=["a","b"]')["tags"] == ["a", "b"]
+    assert octets("first", b"x")["data"] == b"x"
     assert type(octets("maybe", b"x")["data"]) is bytearray
     assert _endpoint.collect(Files())["put"].bind(b'{"data": "AP8="}').arguments["data"] == b"\0\xff"
 
