@@ -578,7 +578,8 @@ class Compiler:
         names = []
         for name, hint in hints.items():
             # With postponed annotations __required_keys__ has not seen the two.
-            marked = {typing.Required: True, typing.NotRequired: False}.get(typing.get_origin(hint))
+            origin: Any = typing.get_origin(hint)
+            marked = True if origin is typing.Required else False if origin is typing.NotRequired else None
             names.append((name, name in kind.__required_keys__ if marked is None else marked))
         return _object(dict, self.fields(kind, names), kind.__name__, positional=False)
 

@@ -267,7 +267,8 @@ class Endpoint:
         return ", ".join(self._spell(parameter) for parameter in self.signature.parameters.values()) or "no arguments"
 
     def _spell(self, parameter: inspect.Parameter) -> str:
-        star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        stars: dict[Any, str] = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+        star = stars.get(parameter.kind, "")
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         return f"{star}{parameter.name}: {self._converters[parameter.name].spelled}{default}"
 
