@@ -343,6 +343,16 @@ static void log_python(const json_t *episode)
 	}
 }
 
+/* What an app's author can do about it; "" where the report alone tells. */
+static const char *advice(const json_t *episode)
+{
+	if (strcmp(text_at(episode, "kind"), bh_stall_kind_name(BH_STALL_ASYNCIO)) != 0)
+		return "";
+	return "main's Python stack shows what blocks the event loop: run it with await "
+	       "asyncio.to_thread(f, ...) or await pool.run(f, ...), and wait with await "
+	       "asyncio.sleep(s)";
+}
+
 /* Each time with the same facts, so that one search finds them all; "" or 0 is nothing. */
 static void log_episode(const json_t *episode)
 {
@@ -365,7 +375,7 @@ static void log_episode(const json_t *episode)
 	       BH_INT("holder_since_ms", ms_at(holder, "since_s")),
 	       BH_INT("holder_changed", json_is_true(json_object_get(holder, "changed"))),
 	       BH_INT("waiters", json_array_size(json_object_get(episode, "waiters"))),
-	       BH_INT("brief", brief));
+	       BH_INT("brief", brief), BH_STR("do", advice(episode)));
 	if (brief)
 		return;
 	log_native(episode);

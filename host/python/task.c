@@ -52,6 +52,7 @@ struct task {
 	bool settled;			 /* G: value or error has been taken, the claim is gone */
 	PyObject *waiters;		 /* G: list of futures, or NULL */
 	PyObject *value, *error;	 /* G: what it returned, or raised, or was refused with */
+	PyObject *traceback;		 /* G: of `error` as it came from the worker, or NULL */
 };
 
 /* ---- the ticket ------------------------------------------------------------------------------ */
@@ -290,6 +291,7 @@ static int check_cancel(struct task *self)
 		self->error = bh_pyerror_new("cancelled", &err);
 		if (!self->error)
 			return -1;
+		self->retrieved = true; /* its submitter gets it now */
 	}
 	if (!self->error)
 		return 0;
@@ -394,6 +396,7 @@ static int settle(struct task *self)
 	} else if (bh_ticket_outcome(ticket) == BH_OUTCOME_FAILED && !self->settled) {
 		if (ticket->cause)
 			self->error = Py_XNewRef(bh_pyobject_get(ticket->cause));
+		self->traceback = self->error ? PyException_GetTraceback(self->error) : NULL;
 		taken = true;
 	}
 	self->settled |= taken;
@@ -478,6 +481,10 @@ static PyObject *raise_outcome(struct task *self)
 
 	(root ? root : self->cell)->reported = true;
 	exception = root ? dependent_error(self) : exception_of(&self->cell->ticket, self->error);
+	/* Whoever asks gets the worker's traceback and his own frames on top of it, not those of all
+	 * who asked before him. */
+	if (exception && exception == self->error && self->traceback)
+		(void)PyException_SetTraceback(exception, self->traceback);
 	if (exception)
 		bh_pyerror_restore(exception);
 	return NULL;
@@ -728,6 +735,7 @@ static int task_traverse(PyObject *object, visitproc visit, void *arg)
 	Py_VISIT(self->waiters);
 	Py_VISIT(self->value);
 	Py_VISIT(self->error);
+	Py_VISIT(self->traceback);
 	return 0;
 }
 
@@ -738,26 +746,50 @@ static int task_clear(PyObject *object)
 	Py_CLEAR(self->waiters);
 	Py_CLEAR(self->value);
 	Py_CLEAR(self->error);
+	Py_CLEAR(self->traceback);
 	return 0;
 }
 
-/* A failure that nobody has looked at would be lost. */
+/* Whether nobody asked for an outcome that somebody should have seen. A cancelled task was somebody's
+ * wish. */
+static bool is_unseen(const struct task *self)
+{
+	enum bh_outcome outcome;
+
+	if (self->retrieved || !self->cell)
+		return false;
+	if (self->stage != STAGE_ACCEPTED)
+		return self->error != NULL;
+	outcome = bh_ticket_outcome(&self->cell->ticket);
+	return outcome == BH_OUTCOME_FAILED || outcome == BH_OUTCOME_DEADLINE ||
+	       outcome == BH_OUTCOME_ABANDONED;
+}
+
+/* A failure that nobody has looked at would be lost: one line, as asyncio has it. Pool and op come
+ * first, so that a long text of the plugin's cannot take their room. */
 static void log_unseen(const struct task *self)
 {
 	const struct bh_ticket *ticket = &self->cell->ticket;
-	enum bh_outcome outcome = bh_ticket_outcome(ticket);
 	struct cell *root = root_of(self);
-	struct bh_error err = ticket->error;
+	const struct bh_error *why = &ticket->error;
+	bool accepted = self->stage == STAGE_ACCEPTED;
+	struct bh_error err = { 0 };
 
-	if (outcome != BH_OUTCOME_FAILED && outcome != BH_OUTCOME_ABANDONED)
-		return;
 	if (self->cell->used || (root && root->reported))
 		return; /* once, by the last of a chain */
 	if (root)
 		root->reported = true;
-	bh_note(&err, err.status, BH_STR("op", self->op->op->name));
-	bh_log_error(BH_LOG_WARNING, COMPONENT, "a task failed and nobody asked for its outcome",
-		     &err);
+	bh_raise(&err, -EREMOTEIO, accepted ? why->id : "task.refused",
+		 BH_STR("pool", bh_pool_label(self->pool->pool)), BH_STR("op", self->op->op->name),
+		 BH_INT("task", (int64_t)(accepted ? ticket->task_id : 0)),
+		 BH_STR("exception", accepted ? "" : Py_TYPE(self->error)->tp_name),
+		 BH_STR("do", "keep what the op returns and await it, or ask its exception()"));
+	for (unsigned i = 0; accepted && i < why->n_facts; i++)
+		if (!bh_error_fact(&err, bh_error_key(why, i)))
+			bh_note(&err, err.status,
+				BH_STR(bh_error_key(why, i), bh_error_value(why, i)));
+	bh_log_error(BH_LOG_WARNING, COMPONENT,
+		     "a task failed and its exception was never retrieved", &err);
 }
 
 static void task_dealloc(PyObject *object)
@@ -766,7 +798,7 @@ static void task_dealloc(PyObject *object)
 	PyTypeObject *type = Py_TYPE(object);
 
 	PyObject_GC_UnTrack(object);
-	if (self->cell && self->stage == STAGE_ACCEPTED && !self->retrieved)
+	if (is_unseen(self))
 		log_unseen(self);
 	task_clear(object);
 	bh_args_free(self->args);

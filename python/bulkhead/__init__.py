@@ -19,6 +19,13 @@
 
 `start`, `supervise` and `stop` may be left out, and may be plain functions. The package imports anywhere; what needs
 the host raises NotInHost outside bulkheadd.
+
+    bulkhead.pool("stream")     the pool of the plugin that the manifest calls so; its ops are methods
+    help(bulkhead.pool("x"))    lists them; help(bulkhead.Task) says what they return
+    bulkhead.gil                who holds the GIL, and for how long
+    bulkhead.testing            runs an app under pytest in a host of its own
+
+Times are seconds, sizes are bytes. docs/python-api.md is the manual.
 """
 
 from __future__ import annotations
@@ -91,3 +98,11 @@ class Event:
 
     facts: dict[str, Any]
     """For the two of a stall the episode, as `GET /v1/stalls` has it; else what the host has to say."""
+
+
+# Tracebacks and help() call things what authors import.
+for _name in __all__:
+    _thing = globals()[_name]
+    if isinstance(_thing, type):
+        _thing.__module__ = __name__
+del _name, _thing

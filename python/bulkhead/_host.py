@@ -19,6 +19,7 @@ import json
 import math
 import multiprocessing
 import os
+import select
 import selectors
 import signal
 import sys
@@ -50,6 +51,8 @@ class _Selector(selectors.EpollSelector):
     """Waits through the host, which lets go of the GIL and accounts for it (GIL-1)."""
 
     on_idle: Optional[Callable[[], None]] = None  # called when nothing is ready to run
+    _selector: select.epoll  # its base's, as CPython has them since 3.4
+    _fd_to_key: dict[int, selectors.SelectorKey]
 
     def select(self, timeout: Optional[float] = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
@@ -315,7 +318,7 @@ class _Main:
         self.leaving = False
         self.own_stalls: set[Any] = set()  # by number: those that a supervise() made, and that are not over
         self.leave_at_last: Optional[asyncio.TimerHandle] = None
-        self.handlers: dict[int, Callable[[Any], None]] = {
+        self.handlers: dict[int, Callable[[_bulkhead.Request], None]] = {
             _bulkhead.PLUGIN_LOAD: lambda request: request.load_plugin(),
             _bulkhead.APP_LOAD: self.on_app_load,
             _bulkhead.APP_START: lambda request: self.run(request, self.app_life(request, _AppRun.start)),
@@ -569,8 +572,8 @@ class _Main:
 
     def end(self, left: float) -> None:
         watch = _EndWatch(left)
-        for step in (self.cancel_leftovers, self.close, watch.start, threading._shutdown, atexit._run_exitfuncs, _flush,
-                     watch.stop):  # fmt: skip
+        shutdown: Callable[[], None] = threading._shutdown  # type: ignore[attr-defined]
+        for step in (self.cancel_leftovers, self.close, watch.start, shutdown, atexit._run_exitfuncs, _flush, watch.stop):
             try:
                 step()
             except SystemExit as error:

@@ -5,24 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import difflib
 import inspect
 import threading
 import time
 import weakref
 from types import MappingProxyType
-from typing import Any, Callable, Generator, Mapping, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Generator, Generic, Mapping, NoReturn, Optional, Sequence, TypeVar, Union
 
-from ._errors import Cancelled, Deadline, NotInHost, Overloaded, UnknownPool
+from ._errors import Cancelled, Deadline, Interrupted, NotInHost, Overloaded, UnknownPool
 
 try:
     import _bulkhead
 except ImportError:  # not in the host: NotInHost says so when it matters
-    _bulkhead = None
+    _bulkhead = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from _bulkhead import Task as _NativeTask
+else:
+    _NativeTask = _bulkhead.Task if _bulkhead else type("Task", (), {"__slots__": ()})
 
 __all__ = ["Pool", "Task", "pool"]
 
-_NativeTask: Any = _bulkhead.Task if _bulkhead else object
+_T = TypeVar("_T")
+_T_co = TypeVar("_T_co", covariant=True)
 
 # The host's asyncio loop while it may run; _host sets it.
 _host_loop: Optional[asyncio.AbstractEventLoop] = None
@@ -61,18 +68,53 @@ class _Elsewhere:
             self._future.set_result(None)
 
 
-class Task(_NativeTask):
-    """One run of an op. `await` it, or ask `result()` from a thread that may block.
+class _Callback:
+    """A function of add_done_callback(), as a waiter that main wakes; it hands on to the function's own loop."""
 
-    When the coroutine that awaits it is cancelled, so is the task. What a Python callable raised is
-    raised again as it is, with the traceback of the thread that ran it; a native op's failure is a
-    PluginError; the other outcomes are Cancelled, Deadline and Abandoned. Given to an op as an
-    argument, also in a list, it stands for its result; when it fails that task is a DependentError.
+    __slots__ = ("task", "function", "loop", "context")
+
+    def __init__(self, task: Task[Any], function: Callable[[Any], object], loop: asyncio.AbstractEventLoop,
+                 context: Optional[contextvars.Context]) -> None:  # fmt: skip
+        self.task = task
+        self.function: Optional[Callable[[Any], object]] = function
+        self.loop = loop
+        self.context = contextvars.copy_context() if context is None else context  # an empty one is false
+
+    def done(self) -> bool:
+        return self.function is None  # removed
+
+    def set_result(self, result: None) -> None:
+        call = self.loop.call_soon if _running_loop() is self.loop else self.loop.call_soon_threadsafe
+        try:
+            call(self._run, context=self.context)
+        except RuntimeError:
+            pass  # that loop is closed
+
+    def _run(self) -> None:
+        if self.function is not None:
+            self.function(self.task)
+
+
+class Task(_NativeTask, Generic[_T_co]):
+    """One run of an op: `await` it, or ask `result()` from a thread that may block.
+
+    It runs whether or not somebody awaits it; a failure that nobody asks for is logged. What a Python
+    callable raised is raised again as it is, with the traceback of the thread that ran it; a native
+    op's failure is a PluginError; the other outcomes are Cancelled, Deadline and Abandoned.
+
+    It may be awaited several times and by several coroutines; each gets the same result or exception.
+    When one that awaits it is cancelled, so is the task, for all of them: asyncio.shield(task) awaits
+    it without that. asyncio's wait_for, gather, shield, as_completed, wait and ensure_future take it
+    as it is; TaskGroup.create_task takes as_coroutine().
+
+    Given to an op as an argument, also in a list, it stands for its result; when it fails that task is
+    a DependentError.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "_callbacks")
+    _callbacks: list[_Callback]
 
-    def __await__(self) -> Generator[Any, None, Any]:
+    def __await__(self) -> Generator[Any, None, _T_co]:
         if not self.done():
             loop = asyncio.get_running_loop()
             future = loop.create_future()
@@ -82,19 +124,76 @@ class Task(_NativeTask):
             except asyncio.CancelledError:
                 self.cancel()
                 raise
-        return self._value()
+        value: _T_co = self._value()
+        return value
 
-    def result(self, timeout: Optional[float] = None) -> Any:
-        """What it returned; blocks until then. Raises what the task raised, or TimeoutError.
+    async def as_coroutine(self) -> _T_co:
+        """The same as a coroutine, for what insists on one: group.create_task(pool.run(f).as_coroutine())."""
+        return await self
 
-        On a thread of the task's own pool a queued task is run here and now. Where an event loop
-        runs, only an ended task can be asked: await it instead.
+    def result(self, timeout: Optional[float] = None) -> _T_co:
+        """What it returned; blocks until then, or for `timeout` seconds. Any thread but an event loop's.
+
+        Raises what the task raised, or TimeoutError when it has not ended by then (it goes on). On a
+        thread of the task's own pool a queued task is run here and now. Where an event loop runs, only
+        an ended task can be asked: await it instead.
         """
-        if not self.done():
-            if _running_loop() is not None:
-                raise RuntimeError(f"result() of {self!r} would stop this thread's event loop: await the task instead")
-            self._wait(timeout)
-        return self._value()
+        self._block(timeout, "result")
+        value: _T_co = self._value()
+        return value
+
+    def exception(self, timeout: Optional[float] = None) -> Optional[BaseException]:
+        """What awaiting it raises, Cancelled included; None when it is done well. Blocks as result() does."""
+        self._block(timeout, "exception")
+        try:
+            self._value()
+        except Interrupted:
+            raise  # meant for this thread
+        except BaseException as error:
+            return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        return None
+
+    def _block(self, timeout: Optional[float], asked: str) -> None:
+        if self.done():
+            return
+        if _running_loop() is not None:
+            raise RuntimeError(f"{asked}() of {self!r} would stop this thread's event loop: await the task instead")
+        self._wait(timeout)
+
+    def cancelled(self) -> bool:
+        """Whether it ended by being cancelled."""
+        if self.outcome == "refused":
+            return isinstance(self.exception(), Cancelled)
+        return self.outcome == "cancelled"
+
+    def add_done_callback(
+        self, function: Callable[[Task[_T_co]], object], /, *, context: Optional[contextvars.Context] = None
+    ) -> None:
+        """Have function(task) called soon after the task has ended, as asyncio.Future does it.
+
+        It is called on the thread whose event loop runs here and now; on the host's loop when this
+        thread runs none. `context`: the contextvars.Context to call it in; preset: a copy of this one.
+        """
+        loop = _running_loop() or _host_loop
+        if loop is None:
+            raise RuntimeError(f"no event loop runs that could call back when {self!r} ends")
+        callback = _Callback(self, function, loop, context)
+        try:
+            self._callbacks.append(callback)
+        except AttributeError:
+            self._callbacks = [callback]
+        self._add_waiter(callback)
+
+    def remove_done_callback(self, function: Callable[[Task[_T_co]], object], /) -> int:
+        """Take back all that add_done_callback(function) asked for and that has not been called; how many it was."""
+        try:
+            removed = [c for c in self._callbacks if c.function == function]
+        except AttributeError:
+            return 0
+        for callback in removed:
+            callback.function = None
+            self._callbacks.remove(callback)
+        return len(removed)
 
     def cancel(self) -> bool:
         """Ask for its end: a queued task ends at once, a running one decides itself. False if it has ended."""
@@ -110,6 +209,7 @@ class Task(_NativeTask):
 
     def _refuse_waiting(self) -> None:
         self._refuse(Cancelled("task.cancelled", {"pool": self.pool, "op": self.op}))
+        self.exception()  # nobody needs to ask for it: it was somebody's wish
 
     def _cancel_waiting(self) -> None:
         """On the host's loop, a little later: it may have got room or have ended meanwhile."""
@@ -117,6 +217,38 @@ class Task(_NativeTask):
 
     def __repr__(self) -> str:
         return f"<bulkhead.Task {self.pool}.{self.op} {self.outcome or 'pending'}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            text = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                text += f"; {self!r} is an op under way, not its result: await it first"
+            raise AttributeError(text, name=name, obj=self)
+
+
+# What a result may be able to do and a task is not: each says that the `await` is missing.
+_OF_VALUES = (
+    "__abs__", "__add__", "__and__", "__bool__", "__bytes__", "__complex__", "__contains__", "__divmod__",
+    "__float__", "__floordiv__", "__ge__", "__getitem__", "__gt__", "__index__", "__int__", "__invert__",
+    "__iter__", "__le__", "__len__", "__lshift__", "__lt__", "__matmul__", "__mod__", "__mul__", "__neg__",
+    "__or__", "__pos__", "__pow__", "__radd__", "__rand__", "__rdivmod__", "__rfloordiv__", "__rlshift__", "__rmatmul__",
+    "__rmod__", "__rmul__", "__ror__", "__round__", "__rpow__", "__rrshift__", "__rshift__", "__rsub__", "__rtruediv__",
+    "__rxor__", "__setitem__", "__sub__", "__truediv__", "__xor__",
+)  # fmt: skip
+
+
+def _not_awaited(name: str) -> Callable[..., NoReturn]:
+    def refuse(self: Task[Any], *args: Any) -> NoReturn:
+        raise TypeError(f"{self!r} is an op under way, not its result: write `await {self.pool}.{self.op}(...)`, or ask "
+                        f"result() on a thread that may block ({name} of a task)")  # fmt: skip
+
+    refuse.__name__ = name
+    return refuse
+
+
+for _name in _OF_VALUES:
+    setattr(Task, _name, _not_awaited(_name))
 
 
 class _Room:
@@ -128,11 +260,11 @@ class _Room:
     _SOONEST, _LATEST = 0.001, 0.02
 
     def __init__(self) -> None:
-        self._waiting: collections.deque[tuple[Task, float]] = collections.deque()
+        self._waiting: collections.deque[tuple[Task[Any], float]] = collections.deque()
         self._delay = self._SOONEST
         self._timer: Optional[asyncio.TimerHandle] = None
 
-    def add(self, task: Task, until: float) -> None:
+    def add(self, task: Task[Any], until: float) -> None:
         self._waiting.append((task, until))
         if self._timer is None:
             self._pump()
@@ -179,13 +311,13 @@ class _Room:
 class _Shared:
     """What a pool and its lanes' views have in common."""
 
-    def __init__(self, native: Any) -> None:
+    def __init__(self, native: _bulkhead.Pool) -> None:
         self.native = native
         self.room = _Room()
         self.lock = threading.Lock()
-        self.lanes: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self.lanes: weakref.WeakValueDictionary[str, _bulkhead.Lane] = weakref.WeakValueDictionary()
 
-    def lane(self, name: str) -> Any:
+    def lane(self, name: str) -> _bulkhead.Lane:
         """The lane of that name; it lives as long as a view of it or a task in it."""
         with self.lock:
             lane = self.lanes.get(name)
@@ -237,7 +369,7 @@ class Pool:
         return self._lane_name
 
     @property
-    def ops(self) -> Mapping[str, Callable[..., Task]]:
+    def ops(self) -> Mapping[str, Callable[..., Task[Any]]]:
         """The ops by name, also those whose names this class has for itself."""
         return MappingProxyType({name: function.__get__(self) for name, function in self._ops.items()})
 
@@ -261,7 +393,7 @@ class Pool:
         stats: dict[str, Any] = self._lane.stats()
         return stats
 
-    def __getattr__(self, name: str) -> Callable[..., Task]:
+    def __getattr__(self, name: str) -> Callable[..., Task[Any]]:
         near = difflib.get_close_matches(name, self._ops, 1)
         hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(self._ops) or 'none'}"
         raise AttributeError(f"pool {self.label!r} has no op {name!r}; {hint}", name=name, obj=self)
@@ -270,7 +402,7 @@ class Pool:
         lane = f" lane {self._lane_name!r}" if self._lane_name is not None else ""
         return f"<bulkhead.Pool {self.label!r}{lane}>"
 
-    def _native_lane(self, lane: Union[None, str, Pool]) -> Any:
+    def _native_lane(self, lane: Union[None, str, Pool]) -> Optional[_bulkhead.Lane]:
         if lane is None:
             return self._lane
         if isinstance(lane, str):
@@ -287,8 +419,8 @@ class Pool:
         timeout: Optional[float],
         lane: Union[None, str, Pool],
         wait: Union[bool, float, None],
-    ) -> Task:
-        task = Task(self._shared.native, index, args, kwargs, self._native_lane(lane), timeout)
+    ) -> Task[Any]:
+        task: Task[Any] = Task(self._shared.native, index, args, kwargs, self._native_lane(lane), timeout)
         if wait is False or wait is None:
             task._submit()
         elif _running_loop() is None:
@@ -297,7 +429,7 @@ class Pool:
             self._wait_for_room(task, float("inf") if wait is True else float(wait))
         return task
 
-    def _wait_for_room(self, task: Task, seconds: float) -> None:
+    def _wait_for_room(self, task: Task[Any], seconds: float) -> None:
         if _host_loop is None:
             task._submit()  # at the host's end nothing is waited for
             return
@@ -324,7 +456,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _signature(parameters: list[tuple[Any, ...]]) -> inspect.Signature:
+def _signature(parameters: Sequence[tuple[Any, ...]]) -> inspect.Signature:
     """What inspect and help() show. No parameter is called like one of these: the host sees to that."""
     kind = inspect.Parameter
     shown = [kind("_self", kind.POSITIONAL_ONLY)]
@@ -337,17 +469,21 @@ def _signature(parameters: list[tuple[Any, ...]]) -> inspect.Signature:
     return inspect.Signature(shown, return_annotation=Task)
 
 
-def _docstring(doc: Optional[str], result: str, parameters: list[tuple[Any, ...]]) -> str:
-    lines = [doc or "An op of the plugin."]
-    if parameters:
-        lines += ["", "Arguments:"]
-        lines += [f"    {'*' if p[4] else ''}{p[0]}: {p[2]}" for p in parameters]
-    lines += ["", f"Result: {result}"]
+def _docstring(doc: Optional[str], result: str, parameters: Sequence[tuple[Any, ...]]) -> str:
+    lines = [doc or "An op of the plugin.", "", "Arguments:"]
+    lines += [f"    {'*' if p[4] else ''}{p[0]}: {p[2]}" for p in parameters]
+    lines += ["    timeout: the task's deadline, seconds from now; None for none",
+              "    lane: a lane of the pool or its name; None for the view's own",
+              "    wait: for room in a full pool: True, or for how many seconds at most",
+              "", f"Result of the task: {result}",
+              "Raises at once BadArgument, Overloaded, Shutdown, or PluginError when the pool has failed; awaited, what its "
+              "Task says."]  # fmt: skip
     return "\n".join(lines)
 
 
-def _make_op(index: int, name: str, doc: Optional[str], result: str, parameters: list[tuple[Any, ...]]) -> Any:
-    def op(self, /, *args, timeout=None, lane=None, wait=False, **kwargs):
+def _make_op(index: int, name: str, doc: Optional[str], result: str, parameters: Sequence[tuple[Any, ...]]) -> Any:
+    def op(self: Pool, /, *args: Any, timeout: Optional[float] = None, lane: Union[None, str, Pool] = None,
+           wait: Union[bool, float, None] = False, **kwargs: Any) -> Task[Any]:  # fmt: skip
         return self._submit(index, args, kwargs, timeout, lane, wait)
 
     op.__name__ = name
@@ -357,11 +493,11 @@ def _make_op(index: int, name: str, doc: Optional[str], result: str, parameters:
     return op
 
 
-def _make_pool(native: Any) -> Pool:
+def _make_pool(native: _bulkhead.Pool) -> Pool:
     ops = {name: _make_op(index, name, doc, result, parameters)
            for index, (name, doc, result, parameters) in enumerate(native.ops())}
     methods = {name: op for name, op in ops.items() if not hasattr(Pool, name)}
-    made = type("Pool", (Pool,), {"_ops": ops, "__module__": "bulkhead", "__doc__": Pool.__doc__, **methods})
+    made: type[Pool] = type("Pool", (Pool,), {"_ops": ops, "__module__": "bulkhead", "__doc__": Pool.__doc__, **methods})
     return made(_Shared(native))
 
 

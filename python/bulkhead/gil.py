@@ -27,7 +27,7 @@ from ._errors import NotInHost
 try:
     import _bulkhead
 except ImportError:  # not in the host: NotInHost says so when it matters
-    _bulkhead = None
+    _bulkhead = None  # type: ignore[assignment]
 
 __all__ = ["Holder", "Share", "Site", "Stats", "Thread", "force_unsanctioned", "reset_unsanctioned", "stats",
            "unsanctioned"]  # fmt: skip
@@ -157,7 +157,7 @@ _Made = TypeVar("_Made")
 
 def _make(kind: type[_Made], told: Mapping[str, Any], **made: Any) -> _Made:
     """What the host tells, as `kind`: a field that it does not tell has its preset, one too many is left out."""
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    names = {field.name for field in dataclasses.fields(kind)}
     return kind(**{key: value for key, value in told.items() if key in names} | made)
 
 

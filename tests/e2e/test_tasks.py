@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Tasks as an app's author meets them: with asyncio, from threads, how they end, and the first mistakes."""
+
+import pytest
+
+POOLS = """
+    [plugin hold]
+    library = t_hold
+    workers = 2
+    queue = 64
+    [app app]
+    object = app:App
+"""
+
+HEAD = """
+    import asyncio
+    import bulkhead
+    import gc
+    import threading
+    import time
+    import traceback
+
+    def fail(text="on the worker"):
+        raise ZeroDivisionError(text)
+
+    class App:
+        async def start(self):
+            self.hold = bulkhead.pool("hold")
+            self.gate = threading.Event()
+
+        def blocked(self):  # a task that runs until the gate opens
+            self.gate.clear()
+            return self.hold.call(self.gate.wait, 30)
+
+        async def running(self):
+            task = self.blocked()
+            await self.hold.call(int)  # the other worker: by then the first has been taken
+            return task
+"""
+
+
+def app(body: str) -> dict[str, str]:
+    return {"app.py": HEAD + body}
+
+
+ASYNCIO = """
+        @bulkhead.endpoint
+        async def gather(self) -> list:
+            tasks = [self.hold.call(pow, 2, n) for n in range(5)]
+            results = await asyncio.gather(*tasks, self.hold.call(fail), return_exceptions=True)
+            return [repr(r) for r in results]
+
+        @bulkhead.endpoint
+        async def wait(self) -> list:
+            slow, quick = self.blocked(), self.hold.call(pow, 2, 3)
+            done, pending = await asyncio.wait([slow, quick], return_when=asyncio.FIRST_COMPLETED)
+            seen = [done == {quick}, pending == {slow}]
+            self.gate.set()
+            done, pending = await asyncio.wait([slow, quick], timeout=30)
+            return seen + [len(done), len(pending)]
+
+        @bulkhead.endpoint
+        async def wait_exception(self) -> list:
+            slow, bad = self.blocked(), self.hold.call(fail)
+            done, pending = await asyncio.wait([slow, bad], return_when=asyncio.FIRST_EXCEPTION)
+            self.gate.set()
+            return [done == {bad}, pending == {slow}, await slow]
+
+        @bulkhead.endpoint
+        async def as_completed(self) -> list:
+            return sorted([await nth for nth in asyncio.as_completed([self.hold.call(pow, 2, n) for n in range(4)])])
+
+        @bulkhead.endpoint
+        async def group(self) -> list:
+            async with asyncio.TaskGroup() as group:
+                made = [group.create_task(self.hold.call(pow, 2, n).as_coroutine()) for n in range(4)]
+            return [task.result() for task in made]
+
+        @bulkhead.endpoint
+        async def failing_group(self) -> list:
+            slow = self.hold.call(time.sleep, 0.2)
+            caught = []
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(slow.as_coroutine())
+                    await asyncio.sleep(0)  # it has begun to await
+                    group.create_task(self.hold.call(fail).as_coroutine())
+            except* ZeroDivisionError as errors:
+                caught = [str(error) for error in errors.exceptions]
+            return caught
+
+        @bulkhead.endpoint
+        async def wait_for(self) -> list:
+            lane = self.hold.lane("x")
+            first = lane.call(self.gate.wait, 30)
+            queued = lane.call(int)
+            try:
+                await asyncio.wait_for(queued, 0.01)
+            except asyncio.TimeoutError:
+                seen = [queued.outcome, queued.cancelled(), type(queued.exception()).__name__]
+            self.gate.set()
+            return seen + [await asyncio.wait_for(first, 30)]
+
+        @bulkhead.endpoint
+        async def shield(self) -> list:
+            lane = self.hold.lane("x")
+            first = lane.call(self.gate.wait, 30)
+            queued = lane.call(int)
+            try:
+                await asyncio.wait_for(asyncio.shield(queued), 0.01)
+            except asyncio.TimeoutError:
+                seen = [queued.outcome, queued.cancelled()]
+            self.gate.set()
+            return seen + [await queued, await first]
+
+        @bulkhead.endpoint
+        async def several(self) -> list:
+            lane = self.hold.lane("x")
+            first = lane.call(self.gate.wait, 30)
+            queued = lane.call(int)
+            awaiting = [asyncio.ensure_future(queued) for _ in range(3)]
+            await asyncio.sleep(0)
+            awaiting[0].cancel()
+            ends = await asyncio.gather(*awaiting, return_exceptions=True)
+            self.gate.set()
+            await first
+            return [type(end).__name__ for end in ends]
+"""
+
+
+@pytest.mark.parametrize("name, expected", [
+    ("gather", ["1", "2", "4", "8", "16", "ZeroDivisionError('on the worker')"]),
+    ("wait", [True, True, 2, 0]),
+    ("wait_exception", [True, True, True]),
+    ("as_completed", [1, 2, 4, 8]),
+    ("group", [1, 2, 4, 8]),
+    ("failing_group", ["on the worker"]),
+    ("wait_for", ["cancelled", True, "Cancelled", True]),
+    ("shield", [None, False, 0, True]),
+    ("several", ["CancelledError", "Cancelled", "Cancelled"]),
+])  # fmt: skip
+def test_tasks_work_with_asyncios(host, name, expected):
+    h = host(POOLS, app(ASYNCIO))
+    assert h.call(name) == expected
+
+
+CALLBACKS = """
+        @bulkhead.endpoint
+        async def order(self) -> list:
+            called = []
+            task = await self.running()
+            for name in "abc":
+                task.add_done_callback(lambda t, name=name: called.append([name, t is task, t.done()]))
+            gone = lambda t: called.append("removed")
+            task.add_done_callback(gone)
+            task.add_done_callback(gone)
+            removed = task.remove_done_callback(gone)
+            self.gate.set()
+            await task
+            await asyncio.sleep(0)
+            late = []
+            task.add_done_callback(late.append)  # ended already: soon, not at once
+            called.append(len(late))
+            await asyncio.sleep(0)
+            return called + [late == [task], removed, task.remove_done_callback(print)]
+
+        @bulkhead.endpoint
+        async def of_a_thread(self) -> list:
+            threads = []
+            task = await self.running()
+            await asyncio.to_thread(task.add_done_callback, lambda t: threads.append(threading.current_thread()))
+            self.gate.set()
+            await task
+            await asyncio.sleep(0)
+            return [thread is threading.main_thread() for thread in threads]
+
+        @bulkhead.endpoint
+        async def of_another_loop(self) -> bool:
+            def other():
+                async def run():
+                    ended, seen = asyncio.Event(), []
+                    task = self.hold.call(int)
+                    task.add_done_callback(lambda t: (seen.append(threading.current_thread()), ended.set()))
+                    await asyncio.wait_for(ended.wait(), 30)
+                    return seen == [threading.current_thread()] and await task == 0
+                return asyncio.run(run())
+            return await asyncio.to_thread(other)
+
+        @bulkhead.endpoint
+        async def context(self) -> list:
+            import contextvars
+            var = contextvars.ContextVar("var", default="unset")
+            seen = []
+            task = await self.running()
+            var.set("here")
+            task.add_done_callback(lambda t: seen.append(var.get()))
+            task.add_done_callback(lambda t: seen.append(var.get()), context=contextvars.Context())
+            var.set("later")
+            self.gate.set()
+            await task
+            await asyncio.sleep(0)
+            return seen
+"""
+
+
+def test_callbacks_are_called_on_the_loop_of_who_asked_in_order_and_in_its_context(host):
+    h = host(POOLS, app(CALLBACKS))
+    assert h.call("order") == [["a", True, True], ["b", True, True], ["c", True, True], 0, True, 2, 0]
+    assert h.call("of_a_thread") == [True]
+    assert h.call("of_another_loop") is True
+    assert h.call("context") == ["here", "unset"]
+
+
+THREADS = """
+        @bulkhead.endpoint
+        async def ask(self) -> list:
+            def thread():
+                bad, good, slow = self.hold.call(fail), self.hold.call(pow, 2, 5), self.blocked()
+                seen = [good.result(30), good.exception(), repr(bad.exception(30))]
+                try:
+                    slow.exception(0.01)
+                except TimeoutError as error:
+                    seen.append(str(error))
+                self.gate.set()
+                return seen + [slow.exception(30), slow.result(), slow.cancelled()]
+            return await asyncio.to_thread(thread)
+
+        @bulkhead.endpoint
+        async def on_the_loop(self) -> list:
+            task, seen = await self.running(), []
+            for ask in (task.result, task.exception):
+                try:
+                    ask()
+                except RuntimeError as error:
+                    seen.append(str(error))
+            self.gate.set()
+            await task
+            return seen + [task.result(), task.exception()]
+
+        @bulkhead.endpoint
+        async def tracebacks(self) -> list:
+            task, lengths = self.hold.call(fail), []
+            for _ in range(4):
+                try:
+                    await task
+                except ZeroDivisionError as error:
+                    lengths.append(len(traceback.extract_tb(error.__traceback__)))
+            last = traceback.extract_tb(task.exception().__traceback__)
+            return [len(set(lengths)), [frame.name for frame in last]]
+"""
+
+
+def test_any_thread_may_ask_for_result_and_exception(host):
+    h = host(POOLS, app(THREADS))
+    assert h.call("ask") == [32, None, "ZeroDivisionError('on the worker')",
+                             "the task has not ended in that time; it goes on", None, True, False]  # fmt: skip
+    result, exception, *ended = h.call("on_the_loop")
+    assert "result() of <bulkhead.Task hold.call pending>" in result and "await the task" in result
+    assert "exception() of" in exception and ended == [True, None]
+
+
+def test_who_asks_again_gets_the_workers_traceback_and_not_those_who_asked_before(host):
+    h = host(POOLS, app(THREADS))
+    assert h.call("tracebacks") == [1, ["fail"]]
+
+
+MISTAKES = """
+        @bulkhead.endpoint
+        async def as_value(self) -> dict:
+            task, said = self.hold.call(int), {}
+            await task
+            for name, use in {
+                "if": lambda: bool(task), "int": lambda: int(task), "float": lambda: float(task),
+                "+": lambda: task + 1, "r+": lambda: 1 + task, "<": lambda: task < 1, "for": lambda: list(task),
+                "[]": lambda: task[0], "len": lambda: len(task), "in": lambda: 1 in task, "-": lambda: -task,
+                "range": lambda: range(task), "sum": lambda: sum([task]),
+            }.items():
+                try:
+                    use()
+                except TypeError as error:
+                    said[name] = str(error)
+            try:
+                task.shape
+            except AttributeError as error:
+                said["attribute"] = str(error)
+            try:
+                self.hold.hold(task)
+            except (TypeError, bulkhead.BulkheadError) as error:
+                said["argument"] = str(error)
+            return said
+
+        @bulkhead.endpoint
+        async def still(self) -> list:  # what a task must go on to be able to do
+            task = self.hold.call(int)
+            return [len({task, task}), task == task, task != 0, repr(task).startswith("<bulkhead.Task hold.call"),
+                    task is not None, hasattr(task, "tolist"), asyncio.isfuture(task), asyncio.iscoroutine(task),
+                    isinstance(task, bulkhead.Task), await task]
+
+        @bulkhead.endpoint
+        async def forget(self, what: str) -> None:
+            if what == "raised":
+                tasks = [self.hold.call(fail, "forgotten")]
+            elif what == "deadline":
+                lane = self.hold.lane("x")
+                tasks = [lane.call(self.gate.wait, 30), lane.call(int, timeout=0.01)]
+            elif what == "asked":
+                tasks = [self.hold.call(fail)]
+                await asyncio.wait(tasks)
+                tasks[0].exception()
+            elif what == "cancelled":
+                lane = self.hold.lane("x")
+                tasks = [lane.call(self.gate.wait, 30), lane.call(int)]
+                tasks[1].cancel()
+            while not all(task.done() for task in tasks[-1:]):
+                await asyncio.sleep(0.01)
+            self.gate.set()
+            del tasks
+            gc.collect()
+"""
+
+
+def test_a_task_used_as_if_it_were_its_result_says_await_it(host):
+    h = host(POOLS, app(MISTAKES))
+    said = h.call("as_value")
+    assert len(said) == 15
+    for use, text in said.items():
+        if use not in ("attribute", "argument"):
+            assert "write `await hold.call(...)`" in text, (use, text)
+    assert "'shape'" in said["attribute"] and "await it first" in said["attribute"]
+    assert "await" in said["argument"]
+    assert h.call("still") == [1, True, True, True, True, False, False, False, True, 0]
+
+
+NEVER = "a task failed and its exception was never retrieved"
+
+
+@pytest.mark.parametrize("what, code", [("raised", "python.raised"), ("deadline", "task.deadline")])
+def test_a_failure_that_nobody_asked_for_is_one_line_that_says_what_to_do(host, what, code):
+    h = host(POOLS, app(MISTAKES))
+    h.call("forget", what=what)
+    line = h.wait_log(NEVER)
+    assert line["level"] == "warning" and line["error"] == code
+    assert line["pool"] == "hold" and line["op"] == "call" and int(line["task"]) > 0 and "await it" in line["do"]
+    if what == "raised":
+        assert (line["type"], line["message"]) == ("ZeroDivisionError", "forgotten") and "app.py:" in line["at"]
+    assert len([line for line in h.log if line.get("msg") == NEVER]) == 1
+
+
+@pytest.mark.parametrize("what", ["asked", "cancelled"])
+def test_what_somebody_asked_for_or_cancelled_is_not_in_the_log(host, what):
+    h = host(POOLS, app(MISTAKES))
+    h.call("forget", what=what)
+    assert h.stop() == 0
+    assert not h.find(NEVER)
