@@ -7,7 +7,7 @@ bulkhead_packages="
     python3 python3-dev
     libinih-dev libjansson-dev libevent-dev libcurl4-openssl-dev libblas-dev libdlpack-dev
     curl"
-bulkhead_test_packages="libcunit1-dev python3-pytest python3-numpy binutils g++"
+bulkhead_test_packages="libcunit1-dev python3-pytest python3-numpy mypy binutils g++"
 
 # bulkhead_missing_packages PACKAGE…: those that dpkg does not know as installed, one a line.
 bulkhead_missing_packages()

@@ -6,7 +6,7 @@ The host's side makes them by `from_host`; the names it uses are the keys of `_K
 
 from __future__ import annotations
 
-from typing import Mapping, Optional
+from typing import Any, Mapping, Optional
 
 __all__ = [
     "Abandoned",
@@ -47,7 +47,7 @@ class BulkheadError(Exception):
     def __str__(self) -> str:
         return self._text()
 
-    def __reduce__(self) -> tuple[type, tuple[str, dict[str, str]]]:
+    def __reduce__(self) -> tuple[type, Any]:
         return type(self), (self.code, self.facts)
 
 
@@ -108,7 +108,8 @@ class Forked(BulkheadError, RuntimeError):
 class NotInHost(BulkheadError, RuntimeError):
     """The package was asked for something that only the host process has."""
 
-    hint = "run this as an app of bulkheadd: name it in the manifest as [app NAME] object = module:Class"
+    hint = ("run this as an app of bulkheadd: name it in the manifest as [app NAME] object = module:Class; in a test, "
+            "bulkhead.testing runs it in a host")
 
 
 class Interrupted(BaseException):

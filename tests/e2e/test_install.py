@@ -28,7 +28,10 @@ def test_what_is_installed():
         "share/bulkhead/examples/linesearch/linesearch.py",
         "share/bulkhead/examples/plugin-template/template.c",
         "share/bulkhead/python/bulkhead/__init__.py",
+        "share/bulkhead/examples/linesearch/test_linesearch.py",
+        "share/bulkhead/python/_bulkhead.pyi",
         "share/bulkhead/python/bulkhead/py.typed",
+        "share/bulkhead/python/bulkhead/testing.py",
         "share/doc/bulkhead/README.md",
     ):
         assert name in files, files
