@@ -8,6 +8,7 @@ import collections
 import contextvars
 import difflib
 import inspect
+import textwrap
 import threading
 import time
 import weakref
@@ -339,6 +340,7 @@ class Pool:
     """
 
     def __init__(self, shared: _Shared, lane_name: Optional[str] = None) -> None:
+        """Made by bulkhead.pool() and lane()."""
         self._shared = shared
         self._lane_name = lane_name
         self._lane = shared.lane(lane_name) if lane_name is not None else None
@@ -469,15 +471,18 @@ def _signature(parameters: Sequence[tuple[Any, ...]]) -> inspect.Signature:
     return inspect.Signature(shown, return_annotation=Task)
 
 
+_WIDTH = 90  # of what help() shows
+
+
 def _docstring(doc: Optional[str], result: str, parameters: Sequence[tuple[Any, ...]]) -> str:
-    lines = [doc or "An op of the plugin.", "", "Arguments:"]
+    lines = [textwrap.fill(doc or "An op of the plugin.", _WIDTH), "", "Arguments:"]
     lines += [f"    {'*' if p[4] else ''}{p[0]}: {p[2]}" for p in parameters]
     lines += ["    timeout: the task's deadline, seconds from now; None for none",
               "    lane: a lane of the pool or its name; None for the view's own",
               "    wait: for room in a full pool: True, or for how many seconds at most",
               "", f"Result of the task: {result}",
-              "Raises at once BadArgument, Overloaded, Shutdown, or PluginError when the pool has failed; awaited, what its "
-              "Task says."]  # fmt: skip
+              "Raises BadArgument, Overloaded, Shutdown, or PluginError for a pool that has failed;",
+              "the Task raises what help(bulkhead.Task) says."]  # fmt: skip
     return "\n".join(lines)
 
 

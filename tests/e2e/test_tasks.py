@@ -352,3 +352,235 @@ def test_what_somebody_asked_for_or_cancelled_is_not_in_the_log(host, what):
     h.call("forget", what=what)
     assert h.stop() == 0
     assert not h.find(NEVER)
+
+
+# ---- how they end ----------------------------------------------------------------------------------
+
+ENDS = {
+    "app.py": """
+        import asyncio
+        import bulkhead
+        import gc
+        import threading
+        import time
+
+        def fail():
+            raise ZeroDivisionError("on the worker")
+
+        def draining():
+            while bulkhead.pool("hold").state == "ready":
+                time.sleep(0.01)
+
+        def fail_while_draining():
+            draining()
+            fail()
+
+        def outlast(deadline):
+            draining()
+            while time.monotonic() < deadline + 0.1:
+                time.sleep(0.01)
+
+        class App:
+            async def start(self):
+                self.count, self.hold = bulkhead.pool("count"), bulkhead.pool("hold")
+                self.kept, self.ends = [], []
+
+            # Three who wait for it, each in another way; each says once what it got.
+            def watch(self, name, task):
+                def end(how, error):
+                    code = getattr(error, "code", str(error))
+                    self.ends.append([name, how, type(error).__name__, code, task.outcome])
+                    print(f"end {name} {how} {type(error).__name__} {code} {task.outcome}", flush=True)
+
+                async def awaiting():
+                    try:
+                        end("await", await task)
+                    except BaseException as error:
+                        end("await", error)
+
+                def asking():
+                    try:
+                        end("result", task.result())
+                    except BaseException as error:
+                        end("result", error)
+
+                self.kept.append(asyncio.ensure_future(awaiting()))
+                thread = threading.Thread(target=asking)
+                thread.start()
+                task.add_done_callback(lambda t: end("callback", t.exception()))
+                return thread
+
+            @bulkhead.endpoint
+            async def run(self) -> list:
+                lane = self.hold.lane("x")
+                gate = threading.Event()
+                first = lane.call(gate.wait, 30)
+                tasks = {
+                    "failed": self.hold.call(fail), "native": self.count.fail(), "done": self.count.add(2, 3),
+                    "cancelled": lane.call(int), "deadline": lane.call(int, timeout=0.01), "pending": self.count.pend(60000),
+                }
+                threads = [self.watch(name, task) for name, task in tasks.items()]
+                tasks["cancelled"].cancel()
+                tasks["pending"].cancel()
+                await asyncio.wait(list(tasks.values()))
+                gate.set()
+                await first
+                for thread in threads:
+                    await asyncio.to_thread(thread.join)
+                await asyncio.gather(*self.kept)
+                return self.ends
+
+            @bulkhead.endpoint
+            async def leave(self) -> None:
+                self.watch("abandoned", self.count.lost())
+                self.watch("cancelled", self.count.pend(60000))
+                self.watch("failed", self.hold.call(fail_while_draining))
+                lane = self.hold.lane("x")
+                first = lane.call(outlast, time.monotonic() + 2)
+                self.watch("deadline", lane.call(int, timeout=2))
+    """
+}
+
+TWO = """
+    [plugin count]
+    library = t_count
+    workers = 2
+    drain_timeout = 300ms
+    [plugin hold]
+    library = t_hold
+    workers = 2
+    drain_timeout = 20s
+    [app app]
+    object = app:App
+"""
+
+HOW = ("await", "callback", "result")
+
+
+def test_each_outcome_reaches_everyone_who_waits_as_the_documented_exception_once(host):
+    h = host(TWO, ENDS)
+    expected = {
+        "failed": ["ZeroDivisionError", "on the worker", "failed"],
+        "native": ["PluginError", "t_count.fail", "failed"],
+        "cancelled": ["Cancelled", "task.cancelled", "cancelled"],
+        "deadline": ["Deadline", "task.deadline", "deadline"],
+        "pending": ["Cancelled", "task.cancelled", "cancelled"],
+    }
+    ends = h.call("run")
+    assert sorted(end for end in ends if end[0] != "done") == sorted([name, how, *end] for name, end in expected.items() for how in HOW)
+    assert sorted(end for end in ends if end[0] == "done") == [
+        ["done", "await", "int", "5", "done"], ["done", "callback", "NoneType", "None", "done"], ["done", "result", "int", "5", "done"],
+    ]  # fmt: skip
+    assert h.stop() == 0 and not h.find(NEVER)
+
+
+def test_each_outcome_reaches_everyone_who_waits_once_during_the_stop_too(host):
+    h = host(TWO, ENDS)
+    h.call("leave")
+    assert h.stop(timeout=40) == 75  # a task was abandoned
+    expected = {
+        "abandoned": "Abandoned task.abandoned abandoned",
+        "cancelled": "Cancelled task.cancelled cancelled",
+        "failed": "ZeroDivisionError on the worker failed",
+        "deadline": "Deadline task.deadline deadline",
+    }
+    ends = sorted(line["msg"] for line in h.log if line.get("msg", "").startswith("end "))
+    assert ends == sorted(f"end {name} {how} {end}" for name, end in expected.items() for how in HOW)
+    assert not h.find(NEVER)
+
+
+# ---- what the other mistakes, and help, say ---------------------------------------------------------
+
+
+def test_a_loop_that_is_blocked_is_told_what_to_do(host):
+    h = host(
+        "[python]\nstall_after = 100ms\n[app app]\nobject = app:App\n",
+        {
+            "app.py": """
+                import time
+                import bulkhead
+
+                class App:
+                    @bulkhead.endpoint
+                    async def block(self) -> None:
+                        time.sleep(1)
+            """
+        },
+    )
+    h.call("block")
+    line = h.wait_log("stall", kind="asyncio")
+    assert "await asyncio.to_thread" in line["do"] and "await pool.run" in line["do"] and "asyncio.sleep" in line["do"]
+    assert "in block" in h.text or "block" in h.text
+
+
+WRONG_TYPES = {
+    "echo_bool": (1, "int", "bool"),
+    "echo_int": ("5", "str", "int, from -2**63 to 2**63-1"),
+    "echo_float": ("x", "str", "float or int"),
+    "echo": (5, "int", "str that UTF-8 can express"),
+    "echo_bytes": ("text", "str", "bytes, bytearray or memoryview"),
+    "echo_buffer": (5, "int", "buffer"),
+    "echo_handle": (-1, "int", "from 0 to 2**64-1"),
+}
+
+
+def test_a_wrong_type_names_op_parameter_given_and_accepted(host):
+    h = host(
+        "[plugin count]\nlibrary = t_count\n[app app]\nobject = app:App\n",
+        {
+            "app.py": """
+                import bulkhead
+
+                class App:
+                    @bulkhead.endpoint
+                    async def give(self, op: str, value) -> dict:
+                        try:
+                            getattr(bulkhead.pool("count"), op)(value)
+                        except TypeError as error:
+                            return {"text": str(error), "facts": error.facts}
+            """
+        },
+    )
+    for op, (value, given, accepted) in WRONG_TYPES.items():
+        said = h.call("give", op, value)
+        assert said["facts"] | {"accepted": ""} == {
+            "pool": "count", "op": op, "parameter": "value", "given": given, "accepted": "",
+        } | ({"reason": said["facts"]["reason"]} if "reason" in said["facts"] else {}), op  # fmt: skip
+        assert accepted in said["facts"]["accepted"] and accepted in said["text"], op
+
+
+def test_help_of_the_package_a_pool_and_its_ops_says_what_one_needs(host):
+    h = host(
+        "[plugin stream]\nlibrary = stream\n[app app]\nobject = app:App\n",
+        {
+            "app.py": """
+                import inspect
+                import pydoc
+                import bulkhead
+
+                class App:
+                    @bulkhead.endpoint
+                    async def help(self, what: str) -> str:
+                        pool = bulkhead.pool("stream")
+                        thing = {"package": bulkhead, "pool": pool, "op": pool.axpy, "task": bulkhead.Task}[what]
+                        return pydoc.plain(pydoc.render_doc(thing))
+
+                    @bulkhead.endpoint
+                    async def signature(self) -> list:
+                        pool = bulkhead.pool("stream")
+                        return [str(inspect.signature(pool.run)), str(inspect.signature(pool.top_k))]
+            """
+        },
+    )
+    assert "bulkhead.testing" in h.call("help", "package") and "class Overloaded" in h.call("help", "package")
+    pool = h.call("help", "pool")
+    for text in ("axpy(_self, /, y: object, a: float, x: object, *, timeout=None, lane=None, wait=False) -> bulkhead.Task",
+                 "lane(self, name", "y = a x + y"):  # fmt: skip
+        assert text in pool, pool
+    op = h.call("help", "op")
+    for text in ("y: a writable", "timeout: the task's deadline, seconds", "Result of the task:", "BadArgument"):
+        assert text in op, op
+    assert "as_coroutine" in h.call("help", "task") and "asyncio.shield" in h.call("help", "task")
+    run, top_k = h.call("signature")
+    assert run == "(fn: object, *args: object, timeout=None, lane=None, wait=False) -> bulkhead.Task"
+    assert top_k == "(scores: object, k: int, *, timeout=None, lane=None, wait=False) -> bulkhead.Task"
