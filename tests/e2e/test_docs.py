@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""The examples of docs/python-api.md do what it says.
+
+A block that begins with ```python app is a module, named by its first line: it is put into a host with
+the plugin stream, all its endpoints that need no arguments are called, and where a `return` ends with a
+comment in Python that is what they answer. One that begins with ```python test is run by pytest beside
+those. Other Python must at least be Python.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from conftest import SLOW, stage
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "python-api.md"
+FENCED = re.compile(r"^```python *(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+def blocks(mark: str) -> dict[str, str]:
+    """{file name: text} of the blocks with that mark; without a mark the name is a number."""
+    found = {}
+    for number, (kind, text) in enumerate(FENCED.findall(DOC.read_text())):
+        if kind == mark:
+            named = re.match(r"# (\w+\.py)\n", text)
+            assert named or not mark, f"the first line of a `python {mark}` block names its file: {text[:60]!r}"
+            found[named[1] if named else str(number)] = text
+    return found
+
+
+APPS, TESTS, REST = blocks("app"), blocks("test"), blocks("")
+
+
+def test_there_are_examples_and_each_has_a_known_mark():
+    assert APPS and TESTS
+    assert len(APPS) + len(TESTS) + len(REST) == len(FENCED.findall(DOC.read_text()))
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_an_app_runs_and_answers_as_it_says(host, name):
+    tree = ast.parse(APPS[name])
+    (app,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
+    h = host(
+        f"[plugin stream]\nlibrary = stream\n[app app]\nobject = {name.removesuffix('.py')}:{app.name}\noption.paths = /\n", APPS)
+    called = 0
+    for method in app.body:
+        marked = any(ast.unparse(mark).startswith("bulkhead.endpoint") for mark in getattr(method, "decorator_list", ()))
+        if not marked or len(method.args.args) - len(method.args.defaults) > 1:
+            continue
+        result = h.call(method.name)
+        called += 1
+        last = APPS[name].splitlines()[method.end_lineno - 1]
+        said = re.match(r"\s*return .*?\s{2,}# (.+)$", last)
+        if said:
+            assert result == ast.literal_eval(said[1]), last
+    assert called and h.stop() == 0
+    assert not [line for line in h.log if line.get("level") in ("warning", "error") and line.get("component") != "gil"]
+
+
+def test_the_tests_pass_beside_the_apps(tmp_path):
+    for name, text in (APPS | TESTS).items():
+        (tmp_path / name).write_text(text)
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("BULKHEAD", "PYTEST"))}
+    env |= {"PYTHONPATH": str(stage() / "share/bulkhead/python"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS], cwd=tmp_path, env=env,
+                          capture_output=True, text=True, timeout=120 * SLOW)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_other_python_is_python():
+    for number, text in REST.items():
+        compile(textwrap.dedent(text), f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
