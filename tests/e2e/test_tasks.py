@@ -2,6 +2,7 @@
 """Tasks as an app's author meets them: with asyncio, from threads, how they end, and the first mistakes."""
 
 import pytest
+from conftest import SLOW
 
 POOLS = """
     [plugin hold]
@@ -584,3 +585,130 @@ def test_help_of_the_package_a_pool_and_its_ops_says_what_one_needs(host):
     run, top_k = h.call("signature")
     assert run == "(fn: object, *args: object, timeout=None, lane=None, wait=False) -> bulkhead.Task"
     assert top_k == "(scores: object, k: int, *, timeout=None, lane=None, wait=False) -> bulkhead.Task"
+
+
+LEAK = {
+    "app.py": """
+        import asyncio
+        import bulkhead
+        import gc
+        import tracemalloc
+
+        def fail():
+            raise ZeroDivisionError("on the worker")
+
+        def rss_kib():
+            with open("/proc/self/status") as status:
+                return next(int(line.split()[1]) for line in status if line.startswith("VmRSS:"))
+
+        class App:
+            async def some(self, n):  # 10 tasks a turn
+                pool = bulkhead.pool("hold")
+                lane = pool.lane("x")
+                for _ in range(n):
+                    tasks = [pool.call(pow, 2, 100, wait=True) for _ in range(4)] + [pool.call(fail, wait=True) for _ in range(2)]
+                    tasks += [lane.call(len, "abc", wait=True) for _ in range(3)] + [lane.call(int, timeout=0, wait=True)]
+                    for task in tasks:
+                        task.add_done_callback(lambda t: t.exception())
+                    tasks[8].cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    await asyncio.wait(tasks)
+                    assert tasks[4].exception() is not None and tasks[0].exception() is None
+
+            @bulkhead.endpoint
+            async def grow(self) -> list:
+                await self.some(200)
+                gc.collect()
+                tracemalloc.start()
+                await self.some(20)  # tracemalloc's own
+                gc.collect()
+                before, rss = tracemalloc.get_traced_memory()[0], rss_kib()
+                await self.some(1000)
+                gc.collect()
+                return [tracemalloc.get_traced_memory()[0] - before, rss_kib() - rss,
+                        sum(isinstance(o, bulkhead.Task) for o in gc.get_objects())]
+    """
+}
+
+
+def test_10_000_tasks_of_every_outcome_leave_nothing_behind(host, report):
+    h = host("[plugin hold]\nlibrary = t_hold\n[app app]\nobject = app:App\n", LEAK)
+    traced, rss, tasks = h.call("grow", timeout=120)
+    report(f"10 000 tasks: {traced} bytes more in Python, {rss} KiB more resident, {tasks} task objects left")
+    assert tasks <= 10  # of the last turn
+    assert traced < 300_000  # the most a queue here and there may have grown
+    if SLOW == 1:  # a sanitizer keeps what was freed
+        assert rss < 8192
+
+
+def test_gil8_each_callable_sees_its_own_submitters_context(host):
+    """Of coroutines that run at once, of threads, and of a callable that submits another; a change stays with it."""
+    h = host(
+        "[plugin hold]\nlibrary = t_hold\nworkers = 2\n[app app]\nobject = app:App\n",
+        {
+            "app.py": """
+                import asyncio
+                import contextvars
+                import bulkhead
+
+                var = contextvars.ContextVar("var", default="unset")
+
+                def look():
+                    return var.get()
+
+                def look_and_set(value):
+                    seen = var.get()
+                    var.set(value)
+                    return seen
+
+                def submit_another():
+                    var.set("the callable's")
+                    return bulkhead.pool("hold").call(look).result(30)
+
+                class App:
+                    @bulkhead.endpoint
+                    async def look(self) -> list:
+                        pool = bulkhead.pool("hold")
+
+                        async def one(value):
+                            var.set(value)
+                            seen = [await pool.call(look_and_set, "lost")]
+                            await asyncio.sleep(0)
+                            return seen + [await pool.call(look), await asyncio.to_thread(lambda: pool.call(look).result(30))]
+
+                        def bare():
+                            return pool.call(look).result(30)
+
+                        return [*await asyncio.gather(*map(one, "ab")), await pool.call(submit_another),
+                                await asyncio.get_running_loop().run_in_executor(None, bare), var.get()]
+            """
+        },
+    )
+    assert h.call("look") == [["a"] * 3, ["b"] * 3, "the callable's", "unset", "unset"]
+
+
+def test_what_would_mean_something_to_the_awaiting_side_prints_as_the_cause_of_a_plugin_error(host):
+    h = host(
+        "[plugin hold]\nlibrary = t_hold\n[app app]\nobject = app:App\n",
+        {
+            "app.py": """
+                import traceback
+                import bulkhead
+
+                def leave():
+                    raise SystemExit(5)
+
+                class App:
+                    @bulkhead.endpoint
+                    async def look(self) -> str:
+                        try:
+                            await bulkhead.pool("hold").call(leave)
+                        except bulkhead.PluginError:
+                            return traceback.format_exc()
+            """
+        },
+    )
+    text = h.call("look")
+    cause, between, error = text.partition("The above exception was the direct cause of the following exception")
+    assert between and "in leave" in cause and "SystemExit: 5" in cause
+    assert "in look" in error and "bulkhead.PluginError: python.raised" in error and "type=SystemExit" in error

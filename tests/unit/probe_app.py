@@ -172,7 +172,7 @@ class Probe:
         count = self.count
         assert bulkhead.pool("count") is count and count.label == "count" and count.state == "ready"
         assert str(inspect.signature(count.add)) == \
-            "(a: int, b: int, *, timeout=None, lane=None, wait=False) -> bulkhead._pool.Task", inspect.signature(count.add)
+            "(a: int, b: int, *, timeout=None, lane=None, wait=False) -> bulkhead.Task", inspect.signature(count.add)
         assert str(inspect.signature(self.types.presets)).startswith(
             "(a: int = 3, b: str = 'word', c: float = 1.5, d: bool = True, e: str = None, f: object = None, *, timeout")
         assert str(inspect.signature(self.types.ops["label"])).startswith("(self: int, *, timeout")
