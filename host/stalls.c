@@ -375,7 +375,7 @@ static void log_episode(const json_t *episode)
 	       BH_INT("holder_since_ms", ms_at(holder, "since_s")),
 	       BH_INT("holder_changed", json_is_true(json_object_get(holder, "changed"))),
 	       BH_INT("waiters", json_array_size(json_object_get(episode, "waiters"))),
-	       BH_INT("brief", brief), BH_STR("do", advice(episode)));
+	       BH_INT("brief", brief), BH_STR("hint", advice(episode)));
 	if (brief)
 		return;
 	log_native(episode);

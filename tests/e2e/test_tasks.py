@@ -341,7 +341,7 @@ def test_a_failure_that_nobody_asked_for_is_one_line_that_says_what_to_do(host, 
     h.call("forget", what=what)
     line = h.wait_log(NEVER)
     assert line["level"] == "warning" and line["error"] == code
-    assert line["pool"] == "hold" and line["op"] == "call" and int(line["task"]) > 0 and "await it" in line["do"]
+    assert line["pool"] == "hold" and line["op"] == "call" and int(line["task"]) > 0 and "await it" in line["hint"]
     if what == "raised":
         assert (line["type"], line["message"]) == ("ZeroDivisionError", "forgotten") and "app.py:" in line["at"]
     assert len([line for line in h.log if line.get("msg") == NEVER]) == 1
@@ -510,7 +510,7 @@ def test_a_loop_that_is_blocked_is_told_what_to_do(host):
     )
     h.call("block")
     line = h.wait_log("stall", kind="asyncio")
-    assert "await asyncio.to_thread" in line["do"] and "await pool.run" in line["do"] and "asyncio.sleep" in line["do"]
+    assert "await asyncio.to_thread" in line["hint"] and "await pool.run" in line["hint"] and "asyncio.sleep" in line["hint"]
     assert "in block" in h.text or "block" in h.text
 
 
