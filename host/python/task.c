@@ -779,11 +779,12 @@ static void log_unseen(const struct task *self)
 		return; /* once, by the last of a chain */
 	if (root)
 		root->reported = true;
-	bh_raise(&err, -EREMOTEIO, accepted ? why->id : "task.refused",
+	bh_raise(&err, accepted ? why->status : -ECANCELED, accepted ? why->id : "task.refused",
 		 BH_STR("pool", bh_pool_label(self->pool->pool)), BH_STR("op", self->op->op->name),
 		 BH_INT("task", (int64_t)(accepted ? ticket->task_id : 0)),
-		 BH_STR("exception", accepted ? "" : Py_TYPE(self->error)->tp_name),
 		 BH_STR("hint", "keep what the op returns and await it, or ask its exception()"));
+	if (!accepted)
+		bh_note(&err, err.status, BH_STR("type", Py_TYPE(self->error)->tp_name));
 	for (unsigned i = 0; accepted && i < why->n_facts; i++)
 		if (!bh_error_fact(&err, bh_error_key(why, i)))
 			bh_note(&err, err.status,
