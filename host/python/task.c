@@ -793,14 +793,23 @@ static void log_unseen(const struct task *self)
 		     "a task failed and its exception was never retrieved", &err);
 }
 
+/* The collector finalizes all of a cycle before it clears any of it: `error` is still there. */
+static void task_finalize(PyObject *object)
+{
+	struct task *self = (struct task *)object;
+
+	if (is_unseen(self))
+		log_unseen(self);
+	self->retrieved = true;
+}
+
 static void task_dealloc(PyObject *object)
 {
 	struct task *self = (struct task *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
 	PyObject_GC_UnTrack(object);
-	if (is_unseen(self))
-		log_unseen(self);
+	task_finalize(object); /* once: a second time there is nothing unseen */
 	task_clear(object);
 	bh_args_free(self->args);
 	bh_convert_after_fini(&self->after);
@@ -844,6 +853,7 @@ static PyGetSetDef task_getset[] = {
 static PyType_Slot task_slots[] = {
 	{ Py_tp_doc, "One submission to a pool." },
 	{ Py_tp_new, task_new },
+	{ Py_tp_finalize, task_finalize },
 	{ Py_tp_dealloc, task_dealloc },
 	{ Py_tp_traverse, task_traverse },
 	{ Py_tp_clear, task_clear },

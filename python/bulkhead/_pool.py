@@ -290,7 +290,7 @@ class _Room:
                     task._submit()
                     self._delay = self._SOONEST
             except Overloaded as refusal:
-                return refusal
+                return refusal.with_traceback(None)  # its frames would hold this task, and themselves
             except Exception as error:
                 task._refuse(error)
             self._waiting.popleft()
