@@ -208,6 +208,8 @@ class Host:
     apps      further apps: {name: "module:Class"}
     files     {name: text} of modules that are written for this host and found by it
     path      further directories for the host's sys.path
+    venv      True: the running virtual environment, if any; False: none; or the path of one. It must be made by
+              the Python that the host embeds
     manifest  more of the manifest, as text: it overrides what this makes
     args      more arguments of bulkheadd, such as ["--set", "host.log_level=debug"]
     env       more environment; plugin directories by BULKHEAD_PLUGIN_PATH
@@ -219,7 +221,8 @@ class Host:
 
     def __init__(self, app: Optional[_App] = None, *, plugins: _Plugins = (), options: Optional[Mapping[str, object]] = None,
                  apps: Optional[Mapping[str, _App]] = None, files: Optional[Mapping[str, str]] = None,
-                 path: Iterable[Union[str, os.PathLike[str]]] = (), manifest: str = "", args: Iterable[str] = (),
+                 path: Iterable[Union[str, os.PathLike[str]]] = (), venv: Union[bool, str, os.PathLike[str]] = True,
+                 manifest: str = "", args: Iterable[str] = (),
                  env: Optional[Mapping[str, str]] = None, timeout: float = 30.0,
                  bulkheadd: Union[None, str, os.PathLike[str]] = None) -> None:  # fmt: skip
         self.timeout = timeout
@@ -227,6 +230,8 @@ class Host:
         """The exit status; None while it runs. Negative: the signal that ended it."""
         self._process: Optional[subprocess.Popen[bytes]] = None
         self._log = ""  # once the folder is gone
+        if isinstance(venv, bool):
+            venv = sys.prefix if venv and sys.prefix != sys.base_prefix else ""
         objects = {} if app is None else {"app": _object_name(app, "app")}
         objects |= {name: _object_name(thing, f"apps[{name!r}]") for name, thing in (apps or {}).items()}
         own = {Path(name).parts[0].removesuffix(".py") for name in files or {}}
@@ -239,7 +244,9 @@ class Host:
         self.folder = _short_dir()
         """Its own directory, with the socket, the log and `files`."""
         try:
-            self._write(sections, [str(self.folder / "apps"), *(os.fspath(p) for p in path), *filter(None, found)], files or {}, manifest)
+            places = [str(self.folder / "apps"), *(os.fspath(place) for place in path), *filter(None, found)]
+            python = {"path": ":".join(dict.fromkeys(places))} | ({"venv": os.fspath(venv)} if venv else {})
+            self._write(_section("python", python) + sections, files or {}, manifest)
         except BaseException:
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
@@ -251,19 +258,15 @@ class Host:
         self._env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         self._env |= {"BULKHEAD_PACKAGE_DIR": str(_PACKAGE_DIR), **(env or {})}
 
-    def _write(self, sections: str, path: list[str], files: Mapping[str, str], manifest: str) -> None:
+    def _write(self, sections: str, files: Mapping[str, str], manifest: str) -> None:
         (self.folder / "run").mkdir()
         (self.folder / "apps").mkdir()
         for name, text in files.items():
             file = self.folder / "apps" / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, "utf-8")
-        python = {"path": ":".join(dict.fromkeys(path))}
-        if sys.prefix != sys.base_prefix:
-            python["venv"] = sys.prefix
         host = {"name": "test", "runtime_dir": self.folder / "run", "shutdown_timeout": f"{_STOP_S:.0f}s"}
-        base = _section("host", host) + _section("python", python) + sections
-        (self.folder / "base.ini").write_text(base, "utf-8")
+        (self.folder / "base.ini").write_text(_section("host", host) + sections, "utf-8")
         (self.folder / "more.ini").write_text(manifest, "utf-8")
 
     # -- its life

@@ -46,6 +46,7 @@ APP = """
 
 GOOD = """
     import os
+    import sys
     import pytest
     import bulkhead
     from bulkhead.testing import CallFailed, Host, HostFailed, find_bulkheadd, host, run
@@ -157,6 +158,13 @@ GOOD = """
         assert host(Here).call("where") == __file__
         assert not any(deep.iterdir())
 
+    def test_a_venv_is_the_hosts_too(host):
+        folder = os.environ["MADE_VENV"]
+        files = {"app.py": "import bulkhead, sys\\nclass App:\\n @bulkhead.endpoint\\n def f(self): return sys.prefix\\n"}
+        assert host("app:App", files=files, venv=folder).call("f") == folder
+        assert host("app:App", files=files).call("f") == sys.prefix
+        assert host("app:App", files=files, venv=False).call("f") == sys.base_prefix
+
     def test_run():
         assert run(add, 1, 2, plugins=["stream"]) == 3
 
@@ -218,7 +226,10 @@ def project(folder: Path, **files: str) -> Path:
     return folder
 
 
-def test_a_third_partys_tests_run_in_a_real_host(tmp_path):
+def test_a_third_partys_tests_run_in_a_real_host(tmp_path, monkeypatch):
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    monkeypatch.setenv("MADE_VENV", str(venv))
     done, cases = run_pytest(project(tmp_path, myapp=APP, test_good=GOOD))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(cases) == GOOD.count("def test_")
