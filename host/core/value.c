@@ -24,6 +24,24 @@ void bh_buffer_unref(struct bh_buffer *buffer)
 	buffer->free(buffer);
 }
 
+bool bh_buffer_is_contiguous(const struct bh_buffer *buffer)
+{
+	const struct bh_buffer_info *info = &buffer->info;
+	int64_t n = 1, expected;
+
+	for (uint32_t i = 0; i < info->n_dims; i++)
+		n *= info->shape[i];
+	if (info->length == 0 || n < 1)
+		return true;
+	expected = (int64_t)info->length / n; /* of one element: dtype_bits does not tell of all */
+	for (uint32_t i = info->n_dims; i-- > 0;) {
+		if (info->shape[i] != 1 && info->strides[i] != expected)
+			return false;
+		expected *= info->shape[i];
+	}
+	return true;
+}
+
 struct bh_object *bh_object_ref(struct bh_object *object)
 {
 	atomic_fetch_add_explicit(&object->refs, 1, memory_order_relaxed);

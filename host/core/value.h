@@ -33,6 +33,8 @@ struct bh_object {
 
 struct bh_buffer *bh_buffer_ref(struct bh_buffer *buffer);
 void bh_buffer_unref(struct bh_buffer *buffer); /* NULL is fine */
+/* The bytes that are there lie one behind the other, as a plugin that knows no strides takes it. */
+bool bh_buffer_is_contiguous(const struct bh_buffer *buffer);
 struct bh_object *bh_object_ref(struct bh_object *object);
 void bh_object_unref(struct bh_object *object);
 

@@ -199,7 +199,10 @@ static bool fits(const struct bh_parameter *p, const struct bh_value *value)
 		return takes_none(p);
 	if (value->type != p->type)
 		return false;
-	return !p->writable || value->as.buffer->info.flags & BH_BUFFER_WRITABLE;
+	if (value->type != BH_TYPE_BUFFER)
+		return true;
+	return (!p->writable || value->as.buffer->info.flags & BH_BUFFER_WRITABLE) &&
+	       (p->strided || bh_buffer_is_contiguous(value->as.buffer));
 }
 
 /* What would be the same value had it been given directly: numbers that the other type can hold. */
@@ -242,8 +245,8 @@ static bh_status unwrap(struct bh_task *task, const struct bh_parameter *p,
 	bh_status st = -EINVAL;
 
 	if (python)
-		st = python->unwrap(value->as.object, p->type, p->writable, takes_none(p), &own,
-				    given, sizeof(given), bh_task_error(task));
+		st = python->unwrap(value->as.object, p->type, p->writable, p->strided,
+				    takes_none(p), &own, given, sizeof(given), bh_task_error(task));
 	if (st < 0)
 		return bh_error_is_set(bh_task_error(task)) ? st
 							    : refuse_argument(task, p, from, given);
@@ -271,7 +274,9 @@ static bh_status accept_argument(void *arg, struct bh_task *task, uint32_t param
 		return unwrap(task, p, from, value);
 	given = bh_type_name(value->type);
 	if (p->type == BH_TYPE_BUFFER && value->type == BH_TYPE_BUFFER)
-		given = "read-only buffer";
+		given = bh_buffer_is_contiguous(value->as.buffer)
+				? "read-only buffer"
+				: "buffer that is not C-contiguous";
 	return refuse_argument(task, p, from, given);
 }
 

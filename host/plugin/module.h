@@ -35,8 +35,8 @@ struct bh_python_services {
 	/* An object as a value of `type`, by the same rules as an argument that is given directly;
 	 * None as BH_TYPE_NONE where `or_none`. Waits for the GIL, at host.argument. -EINVAL: it does
 	 * not fit, and `given` (`size` bytes) says what it is; else what `err` says. */
-	bh_status (*unwrap)(struct bh_object *object, uint32_t type, bool writable, bool or_none,
-			    struct bh_value *ret_value, char *given, size_t size,
+	bh_status (*unwrap)(struct bh_object *object, uint32_t type, bool writable, bool strided,
+			    bool or_none, struct bh_value *ret_value, char *given, size_t size,
 			    struct bh_error *err);
 };
 void bh_module_set_python(const struct bh_python_services *services);

@@ -445,24 +445,6 @@ static bh_status service_complete(struct bh_context *ctx, uint64_t task_id, bh_s
 
 /* ---- buffers and objects -------------------------------------------------------------------- */
 
-/* The bytes that are there lie one behind the other, as a plugin that knows no strides takes it. */
-static bool is_contiguous(const struct bh_buffer_info *info)
-{
-	int64_t n = 1, expected;
-
-	for (uint32_t i = 0; i < info->n_dims; i++)
-		n *= info->shape[i];
-	if (info->length == 0 || n < 1)
-		return true;
-	expected = (int64_t)info->length / n; /* of one element: dtype_bits does not tell of all */
-	for (uint32_t i = info->n_dims; i-- > 0;) {
-		if (info->shape[i] != 1 && info->strides[i] != expected)
-			return false;
-		expected *= info->shape[i];
-	}
-	return true;
-}
-
 static bh_status service_buffer_info(const struct bh_buffer *buffer,
 				     struct bh_buffer_info *ret_info)
 {
@@ -470,7 +452,7 @@ static bh_status service_buffer_info(const struct bh_buffer *buffer,
 
 	if (size < BUFFER_INFO_SIZE_MIN)
 		return -EINVAL;
-	if (size < STRIDES_END && !is_contiguous(&buffer->info))
+	if (size < STRIDES_END && !bh_buffer_is_contiguous(buffer))
 		return -EINVAL; /* it would take what lies between the elements for elements */
 	if (size > sizeof(*ret_info))
 		size = sizeof(*ret_info);

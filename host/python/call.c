@@ -87,8 +87,9 @@ static bh_status call_object(struct bh_task *task, bh_gil_site site, struct bh_o
 	return st;
 }
 
-static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, bool or_none,
-			struct bh_value *ret_value, char *given, size_t size, struct bh_error *err)
+static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, bool strided,
+			bool or_none, struct bh_value *ret_value, char *given, size_t size,
+			struct bh_error *err)
 {
 	struct bh_gil_scope scope;
 	PyObject *python;
@@ -97,7 +98,8 @@ static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, 
 	if (st < 0)
 		return st;
 	python = bh_pyobject_get(object);
-	st = python ? bh_convert_one(python, type, writable, or_none, ret_value, given, size)
+	st = python ? bh_convert_one(python, type, writable, strided, or_none, ret_value, given,
+				     size)
 		    : -EINVAL;
 	PyErr_Clear(); /* what does not fit is told by `given` */
 	bh_gil_leave(&scope);

@@ -518,7 +518,7 @@ static int bind_element(const struct binding *b, const struct bh_parameter *p, P
 		return result < 0 ? -1 : 0;
 	if (seen)
 		object = seen;
-	result = from_python(object, natural_type(object), false, 1, ret);
+	result = from_python(object, natural_type(object), false, false, 1, ret);
 	if (result < 0)
 		refuse_value(&place, object);
 	Py_XDECREF(seen);
@@ -704,12 +704,13 @@ struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op,
 	return bh_steal(&bound);
 }
 
-bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool or_none,
+bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool strided, bool or_none,
 			 struct bh_value *ret_value, char *given, size_t size)
 {
 	struct bh_value value = { .type = BH_TYPE_NONE };
 
-	if ((object == Py_None && or_none) || from_python(object, type, writable, 0, &value) == 0) {
+	if ((object == Py_None && or_none) ||
+	    from_python(object, type, writable, strided, 0, &value) == 0) {
 		*ret_value = value;
 		return 0;
 	}

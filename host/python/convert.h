@@ -25,7 +25,7 @@ struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op,
 				PyObject *kwargs, struct bh_convert_after *after);
 /* One value, as an argument of `type` would be; None becomes BH_TYPE_NONE where `or_none`. -EINVAL,
  * perhaps with an exception raised, and what it was in `given`. */
-bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool or_none,
+bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool strided, bool or_none,
 			 struct bh_value *ret_value, char *given, size_t size) BH_MUST_CHECK;
 /* A new reference; NULL with an exception raised. Runs no Python code. */
 PyObject *bh_convert_value(const struct bh_value *value);

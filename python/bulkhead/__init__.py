@@ -103,6 +103,6 @@ class Event:
 # Tracebacks and help() call things what authors import.
 for _name in __all__:
     _thing = globals()[_name]
-    if isinstance(_thing, type):
+    if isinstance(_thing, type) and _thing.__module__ != __name__:
         _thing.__module__ = __name__
 del _name, _thing
