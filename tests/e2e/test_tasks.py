@@ -327,6 +327,10 @@ MISTAKES = """
             while not all(task.done() for task in tasks[-1:]):
                 await asyncio.sleep(0.01)
             self.gate.set()
+            if what == "refused":
+                box = [tasks[-1]]  # a cycle: the collector finds it
+                box.append(box)
+                del box
             del tasks
             gc.collect()
 """
