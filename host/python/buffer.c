@@ -63,6 +63,7 @@ static void fill_info(struct pybuffer *self)
 {
 	struct bh_buffer_info *info = &self->base.info;
 	const Py_buffer *view = &self->view;
+	int64_t step = view->itemsize;
 
 	info->size = sizeof(*info);
 	info->kind = BH_BUFFER_HOST;
@@ -72,9 +73,12 @@ static void fill_info(struct pybuffer *self)
 	info->length = (uint64_t)view->len;
 	bh_pybuffer_dtype(view->format, (size_t)view->itemsize, &info->dtype_code,
 			  &info->dtype_bits);
-	for (int i = 0; i < view->ndim; i++) {
+	for (int i = view->ndim - 1; i >= 0; i--) {
 		info->shape[i] = view->shape[i];
-		info->strides[i] = view->strides[i];
+		/* ctypes describes none, whatever it is asked for: then it is C-contiguous. */
+		info->strides[i] = view->strides ? view->strides[i] : step;
+		if (view->len > 0) /* else the product may be any */
+			step *= view->shape[i];
 	}
 }
 

@@ -201,6 +201,8 @@ def test_exporters_of_all_kinds_are_written_to_without_a_copy(host):
             assert await self.echo(memory) is memory
         assert await self.info(many[4]) == [0, 16, 1, 64, 32], "its format says the byte order"
         assert await self.info(many[5]) == [1, 32, 1, 64, 4, 4]
+        grid = ((ctypes.c_int16 * 3) * 4)()   # ctypes says nothing of strides
+        assert await self.types.strides(grid) == [6, 2] and await self.info(grid) == [0, 16, 1, 24, 4, 3]
         assert await self.info(ctypes.c_double()) == [2, 64, 1, 8]
         """,
     )
