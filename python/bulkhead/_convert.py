@@ -271,14 +271,19 @@ _SEQUENCES: dict[Any, Callable[[Any], Any]] = {
     collections.abc.Sequence: list, collections.abc.MutableSequence: list, collections.abc.Collection: list,
     collections.abc.Iterable: list, collections.abc.Set: frozenset, collections.abc.MutableSet: set,
 }  # fmt: skip
+# Of these a JSON value of the right type is the argument.
+_AS_THEY_ARE: dict[Converter, type] = {_PLAIN[kind]: kind for kind in (bool, int, float, str)}
 _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
-def _convert_items(value: list[Any], convert: _Convert) -> list[Any]:
-    items = []
-    for i, item in enumerate(value):
+def _convert_items(value: list[Any], item: Converter) -> list[Any]:
+    kind = _AS_THEY_ARE.get(item)
+    if kind is not None and set(map(type, value)) <= {kind} and (kind is not float or all(map(math.isfinite, value))):
+        return value  # long lists of numbers: not one by one
+    convert, items = item.convert, []
+    for i, each in enumerate(value):
         try:
-            items.append(convert(item))
+            items.append(convert(each))
         except Mismatch as mismatch:
             raise mismatch.inside(f"[{i}]") from None
     return items
@@ -290,7 +295,7 @@ def _sequence(make: Callable[[Any], Any], item: Converter, spelled: str) -> _Con
     def convert(value: Any) -> Any:
         if type(value) is not list:
             raise Mismatch(describe(value), spelled)
-        items = _convert_items(value, item.convert)
+        items = _convert_items(value, item)
         if not hashed:
             return items
         for i, each in enumerate(items):
@@ -629,7 +634,7 @@ def to_json(result: Any) -> bytes:
 
 
 def _dump(result: Any) -> bytes:
-    return json.dumps({"result": result}, default=_default, allow_nan=False, ensure_ascii=False).encode()
+    return _encoder.encode({"result": result}).encode()
 
 
 def _default(value: Any) -> Any:
@@ -662,6 +667,9 @@ def _default(value: Any) -> Any:
     if isinstance(value, collections.abc.Sequence) or isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView)):
         return list(value)
     raise TypeError
+
+
+_encoder = json.JSONEncoder(default=_default, allow_nan=False, ensure_ascii=False)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
@@ -136,6 +137,12 @@ class Accept:
             if name in ranges:
                 return ranges[name]
         return 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def accept(header: Optional[str]) -> Accept:
+    """Accept(header); most clients send one of a few."""
+    return Accept(header)
 
 
 # ---- endpoints ----------------------------------------------------------------------------------
@@ -319,14 +326,14 @@ def collect(app: Any, app_name: str = "") -> dict[str, Endpoint]:
 # ---- results ------------------------------------------------------------------------------------
 
 
-def encode(result: Any, accept: Optional[Accept] = None) -> tuple[str, Union[bytes, memoryview]]:
+def encode(result: Any, accepted: Optional[Accept] = None) -> tuple[str, Union[bytes, memoryview]]:
     """The reply's type and body: octets for bytes and contiguous buffers where the client takes them, else JSON.
     BadResult when JSON cannot express it; BadRequest (406) when the client does not take what it is."""
-    accept = accept or Accept(None)
-    octets = _octets(result, accept)
+    accepted = accepted or accept(None)
+    octets = _octets(result, accepted)
     if octets is not None:
         return OCTETS, octets
-    if not accept.json:
+    if not accepted.json:
         raise BadRequest("not-acceptable", f"the result is a {type(result).__name__}, which goes as {JSON}", 406,
                          given=OCTETS, accepted=JSON)  # fmt: skip
     return JSON, _convert.to_json(result)

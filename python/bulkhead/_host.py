@@ -475,7 +475,7 @@ class _Main:
                 accepted=" ".join(app.endpoints) or "(it has none)")
         if not app.started:
             raise Shutdown("app.not-running", {"app": request.app})
-        accept = _endpoint.Accept(request.accept)
+        accept = _endpoint.accept(request.accept)
         bound = endpoint.bind(request.body, request.content_type, request.query)
         if endpoint.limit is not None and endpoint.running >= endpoint.limit:
             raise Overloaded("endpoint.limit", {"app": request.app, "endpoint": request.endpoint,

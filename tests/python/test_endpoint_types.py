@@ -82,7 +82,7 @@ ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
 GOOD = [
     (bool, True, True), (int, 5, 5), (int, 10**30, 10**30), (float, 5, 5.0), (float, 0.5, 0.5), (str, "ä\0", "ä\0"),
     (None, None, None), (Any, [1, {"a": None}], [1, {"a": None}]), (object, 1, 1),
-    (list, [1, "x"], [1, "x"]), (list[int], [1], [1]), (typing.List[float], [1], [1.0]),
+    (list, [1, "x"], [1, "x"]), (list[int], [1], [1]), (list[float], [0.5, 2], [0.5, 2.0]), (list[float], [0.5], [0.5]), (list[bool], [], []), (typing.List[float], [1], [1.0]),
     (tuple, [1, "x"], (1, "x")), (typing.Tuple, [1], (1,)), (tuple[int, ...], [1, 2], (1, 2)), (tuple[()], [], ()),
     (tuple[int, str], [1, "x"], (1, "x")), (set[int], [1, 1, 2], {1, 2}), (frozenset[str], ["a"], frozenset("a")),
     (collections.abc.Sequence[int], [1], [1]), (collections.abc.Iterable[int], [1], [1]),
@@ -119,6 +119,7 @@ BAD = [
     # annotation, given, path, words of what is accepted
     (bool, 1, "", "bool"), (int, True, "", "int"), (int, 1.0, "", "int"), (int, "1", "", "int"), (float, "1", "", "float"),
     (float, True, "", "float"), (float, 10**400, "", "finite"), (float, float("inf"), "", "finite"), (str, None, "", "str"),
+    (list[int], [1] * 50 + [True], "[50]", "int"), (list[float], [0.5, 1, float("inf")], "[2]", "finite"), (list[float], [float("nan")], "[0]", "finite"),
     (None, 0, "", "None"), (list, {}, "", "list"), (list[int], [1, "x"], "[1]", "int"), (list[list[int]], [[1], [2, None]], "[1][1]", "int"),
     (tuple[int, str], [1], "", "a list of 2"), (tuple[int, str], [1, 2], "[1]", "str"), (set[Any], [1, []], "[1]", "set"),
     (dict[str, list[int]], {"a b": [1, "x"]}, '["a b"][1]', "int"), (dict[int, str], {"x": "y"}, '["x"]', "a key that is int"),
