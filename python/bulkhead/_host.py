@@ -500,12 +500,14 @@ class _Main:
         assert task is not None
 
         def on_time() -> None:
-            if not request.replied:
+            if not request.replied and task not in self.given_up:
                 facts = {"app": request.app, "endpoint": request.endpoint, "timeout_s": f"{endpoint.timeout:g}"}
                 self.answer_error(request, Deadline("endpoint.timeout", facts))
                 task.cancel()
 
-        return self.loop.call_at(self.running[task][1] + endpoint.timeout, on_time)
+        # An app's own loop may begin a task before it is known here.
+        _, since = self.running.get(task, (None, self.loop.time()))
+        return self.loop.call_at(since + endpoint.timeout, on_time)
 
     def find_app(self, name: str) -> _AppRun:
         for app in self.apps:
@@ -587,8 +589,8 @@ class _Main:
         left = asyncio.all_tasks(self.loop)
         for task in left:
             task.cancel()
-        for task in sorted(left, key=asyncio.Task.get_name)[:_LEFT_SHOWN]:
-            _log(_bulkhead.INFO, f"an asyncio task was left at the stop and is cancelled (stop() may end it): {task!r}")
+        for shown in sorted(map(repr, left))[:_LEFT_SHOWN]:
+            _log(_bulkhead.INFO, f"an asyncio task was left at the stop and is cancelled (stop() may end it): {shown}")
         if len(left) > _LEFT_SHOWN:
             _log(_bulkhead.INFO, f"{len(left) - _LEFT_SHOWN} more asyncio tasks were left at the stop and are cancelled")
         while (tasks := asyncio.all_tasks(self.loop)) and time.monotonic() < until:

@@ -327,6 +327,10 @@ WAITS = {
                     await self.go.wait()
                     self.seen.append(f"ended {n}")
 
+            @bulkhead.endpoint(timeout=0.5)
+            async def wait_in_time(self, n: int):
+                await self.wait(n)
+
             @bulkhead.endpoint
             async def block(self, seconds: float):
                 self.seen.append("blocking")
@@ -417,6 +421,18 @@ def test_a_hang_up_cancels_once_and_lets_the_call_clean_up(host):
     until(lambda: "ending 1" in h.call("look")[0], what="the first one's cancellation")
     second.close()  # tells main once more to give up what nobody waits for
     until(lambda: "ending 2" in h.call("look")[0], what="the second one's cancellation")
+    h.call("go_on")
+    until(lambda: {"ended 1", "ended 2"} <= set(h.call("look")[0]), what="the end of both")
+
+
+def test_a_timeout_does_not_cancel_the_clean_up_of_a_call_that_was_given_up(host):
+    h = host(MANIFEST, WAITS)
+    connection = hung_up(h, "wait_in_time", '{"n": 1}')
+    until(lambda: "begun 1" in h.call("look")[0], what="the call")
+    connection.close()
+    with pytest.raises(CallError) as caught:
+        h.call("wait_in_time", n=2)  # begun later: when its time is up, so is the first one's
+    assert caught.value.status == 504
     h.call("go_on")
     until(lambda: {"ended 1", "ended 2"} <= set(h.call("look")[0]), what="the end of both")
 
