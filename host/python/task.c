@@ -813,6 +813,10 @@ static void task_dealloc(PyObject *object)
 	task_clear(object);
 	bh_args_free(self->args);
 	bh_convert_after_fini(&self->after);
+	/* The ticket may live on as the root of what it has poisoned: without what it holds, which
+	 * may well refer to those. */
+	if (self->stage == STAGE_ACCEPTED && !self->settled)
+		bh_ticket_disclaim(&self->cell->ticket);
 	if (self->cell)
 		bh_ticket_unref(&self->cell->ticket);
 	Py_XDECREF(self->lane);

@@ -310,7 +310,7 @@ APP = {
                     error.__cause__.error = error
                     return weakref.ref(thing)
                 seen = await use()
-                until = time.monotonic() + 60
+                until = time.monotonic() + 20
                 while seen() is not None and time.monotonic() < until:
                     gc.collect()
                     await asyncio.sleep(0.01)
