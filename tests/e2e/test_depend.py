@@ -318,6 +318,23 @@ APP = {
                 return "ok"
 
             @bulkhead.endpoint
+            async def many(self):
+                # 10 000 pairs after the first thousand: nothing of them stays.
+                def resident():
+                    with open("/proc/self/statm") as file:
+                        return int(file.read().split()[1]) * 4096
+                async def pairs(n):
+                    for _ in range(n // 100):
+                        firsts = [self.count.echo("x" * 10_000) for _ in range(100)]
+                        await asyncio.gather(*[self.count.echo(first) for first in firsts])
+                await pairs(1000)
+                before = resident()
+                await pairs(10_000)
+                grown = resident() - before
+                assert grown < 32 << 20, grown  # 200 MB of text went through
+                return "ok"
+
+            @bulkhead.endpoint
             async def unseen(self):
                 def fail(text):
                     raise ValueError(text)
@@ -364,6 +381,7 @@ CHECKS = [
     "lanes_and_threads",
     "room",
     "memory",
+    "many",
 ]
 
 
