@@ -131,13 +131,13 @@ FORGETFUL = {
         import asyncio
         import bulkhead
 
-        async def helper():
+        async def tidy_up():
             pass
 
         class App:
             @bulkhead.endpoint
             async def forgets(self) -> None:
-                helper()
+                tidy_up()
 
             @bulkhead.endpoint
             async def leaves(self, n: int) -> None:
@@ -155,7 +155,7 @@ FORGETFUL = {
 def test_a_coroutine_that_nobody_awaits_is_told(host):
     h = host("[app app]\nobject = app:App\n", FORGETFUL)
     h.call("forgets")
-    until(lambda: re.search(r"coroutine 'helper' was never awaited", h.text), what="the warning")
+    until(lambda: re.search(r"coroutine 'tidy_up' was never awaited", h.text), what="the warning")
     assert "app.py" in h.text
 
 
