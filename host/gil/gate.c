@@ -25,6 +25,8 @@
 
 #include "host/core/log.h"
 
+extern const char __executable_start, etext; /* the linker's: where the executable's code lies */
+
 /* On the way in and out of every scope: its helpers become part of it. */
 #define HOT __attribute__((flatten))
 
@@ -201,8 +203,12 @@ static void entry_begin_nested(struct bh_gil_thread *self, struct bh_gil_entry *
 static void count_by_library(struct bh_gil_thread *self, uint32_t booked_account,
 			     const void *caller)
 {
-	uint32_t account = raw_account(self, caller);
+	uint32_t account;
 
+	/* The host's own code lets go of the GIL inside of scopes: it is no library. */
+	if ((const char *)caller >= &__executable_start && (const char *)caller < &etext)
+		return;
+	account = raw_account(self, caller);
 	if (account != booked_account)
 		bh_gil_books_nested(self, account);
 }

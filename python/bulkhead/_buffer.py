@@ -10,7 +10,7 @@ from ._errors import NotInHost
 try:
     import _bulkhead
 except ImportError:  # not in the host: NotInHost says so when it matters
-    _bulkhead = None
+    _bulkhead = None  # type: ignore[assignment]
 
 __all__ = ["Buffer"]
 
@@ -81,5 +81,6 @@ class Buffer:
         raise NotInHost("host.none", {"asked": "a Buffer"})
 
 
-if _bulkhead is not None and not TYPE_CHECKING:
-    Buffer = _bulkhead.Buffer
+if not TYPE_CHECKING:
+    if _bulkhead is not None:
+        Buffer = _bulkhead.Buffer

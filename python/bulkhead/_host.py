@@ -496,8 +496,9 @@ class _Main:
         """At its timeout the call is cancelled, and answered at once: what it does to end is not waited for."""
         if endpoint.timeout is None:
             return None
-        task = asyncio.current_task()
-        assert task is not None
+        current = asyncio.current_task()
+        assert current is not None
+        task = current
 
         def on_time() -> None:
             if not request.replied and task not in self.given_up:

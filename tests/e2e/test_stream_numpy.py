@@ -270,4 +270,4 @@ def test_what_does_not_fit_is_refused_with_what_would(stream):
     assert told["shapes"][3] == "[4, 6]"
     assert told["overlap"][3] == "memory of its own, or exactly that of a"
     assert "at most 8" in told["nine"][4]
-    assert told["readonly"][3] == "a writable buffer, strided or not (a numpy array, a bytearray)"
+    assert told["readonly"][3] == "a writable buffer, strided or not (a bulkhead.Buffer, a numpy array, a PyTorch tensor of the CPU's, a bytearray)"
