@@ -52,7 +52,8 @@ const char *bh_convert_accepts(uint32_t type, bool writable, bool strided)
 			return "a buffer, strided or not (a bulkhead.Buffer, a numpy array, a "
 			       "PyTorch tensor of the CPU's, bytes, array.array)";
 		if (writable)
-			return "a writable, C-contiguous buffer (a bulkhead.Buffer, a numpy array, a "
+			return "a writable, C-contiguous buffer (a bulkhead.Buffer, a numpy array, "
+			       "a "
 			       "PyTorch tensor of the CPU's, a bytearray)";
 		return "a C-contiguous buffer (a bulkhead.Buffer, a numpy array, a PyTorch tensor "
 		       "of the CPU's, bytes, array.array)";
