@@ -749,7 +749,30 @@ static bh_status op_top_k(void *state, struct bh_task *task, const struct bh_val
 #define REALS "float32 or float64, all buffers the same"
 #define IN_PLACE "may be the very same array, else it overlaps nothing that is read"
 
+/* A stream keeps its order by itself, and what comes after other tasks is not started before they have
+ * ended (host): there is nothing left to do. */
+static bh_status op_nothing(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	(void)state;
+	(void)task;
+	(void)args;
+	return 0;
+}
+
 static const struct bh_op stream_ops[] = {
+	{ .name = "record",
+	  .run = op_nothing,
+	  .doc = "An event: it is done when all that was given to this stream before has ended, "
+		 "one way or another." },
+	{ .name = "wait",
+	  .args = "*events:object",
+	  .run = op_nothing,
+	  .doc = "What is given to this stream from now on is not started before the events, or any "
+		 "tasks of any pools, are done. When one of them never will be, this fails at once, and "
+		 "the stream goes on." },
+	{ .name = "synchronize",
+	  .run = op_nothing,
+	  .doc = "Is done when all that was given to this stream before has ended: to be awaited." },
 	{ .name = "run",
 	  .args = "fn:object *args:object",
 	  .ret = "object",

@@ -433,6 +433,7 @@ ENDS = {
                 tasks = {
                     "failed": self.hold.call(fail), "native": self.count.fail(), "done": self.count.add(2, 3),
                     "cancelled": lane.call(int), "deadline": lane.call(int, timeout=0.01), "pending": self.count.pend(60000),
+                    "poisoned": self.count.add(self.hold.call(fail), 1),
                 }
                 threads = [self.watch(name, task) for name, task in tasks.items()]
                 tasks["cancelled"].cancel()
@@ -450,6 +451,7 @@ ENDS = {
                 self.watch("abandoned", self.count.lost())
                 self.watch("cancelled", self.count.pend(60000))
                 self.watch("failed", self.hold.call(fail_while_draining))
+                self.watch("poisoned", self.count.add(self.hold.call(fail_while_draining), 1))
                 lane = self.hold.lane("x")
                 first = lane.call(outlast, time.monotonic() + 2)
                 self.watch("deadline", lane.call(int, timeout=2))
@@ -480,6 +482,7 @@ def test_each_outcome_reaches_everyone_who_waits_as_the_documented_exception_onc
         "cancelled": ["Cancelled", "task.cancelled", "cancelled"],
         "deadline": ["Deadline", "task.deadline", "deadline"],
         "pending": ["Cancelled", "task.cancelled", "cancelled"],
+        "poisoned": ["DependentError", "task.dependent", "failed"],
     }
     ends = h.call("run")
     assert sorted(end for end in ends if end[0] != "done") == sorted([name, how, *end] for name, end in expected.items() for how in HOW)
@@ -498,6 +501,7 @@ def test_each_outcome_reaches_everyone_who_waits_once_during_the_stop_too(host):
         "cancelled": "Cancelled task.cancelled cancelled",
         "failed": "ZeroDivisionError on the worker failed",
         "deadline": "Deadline task.deadline deadline",
+        "poisoned": "DependentError task.dependent failed",
     }
     ends = sorted(line["msg"] for line in h.log if line.get("msg", "").startswith("end "))
     assert ends == sorted(f"end {name} {how} {end}" for name, end in expected.items() for how in HOW)
