@@ -20,7 +20,6 @@ import os
 import random
 import time
 import zlib
-from array import array
 from typing import NamedTuple
 
 import bulkhead
@@ -29,7 +28,6 @@ DIMENSIONS = 1024
 PIECE = 3  # bytes hashed together
 BATCH = 512  # lines a callable: short enough that the GIL changes hands between two
 LINE_MAX = 400  # characters of a line that are looked at; the rest is some table or blob
-FLOAT = 4  # bytes
 LINES_MAX = 250_000  # 1 GiB of vectors
 K_MAX = 100
 BUSY_MAX_MS = 60_000
@@ -91,14 +89,10 @@ def embed_lines(lines: list[Line], vectors: memoryview, first: int, last: int) -
         embed(lines[i].text, vectors[i * DIMENSIONS : (i + 1) * DIMENSIONS])
 
 
-def embed_query(query: str) -> array:
-    vector = zeros(DIMENSIONS)
+def embed_query(query: str) -> bulkhead.Buffer:
+    vector = bulkhead.Buffer.allocate(DIMENSIONS)  # float32 zeros
     embed(query, memoryview(vector))
     return vector
-
-
-def zeros(n: int) -> array:
-    return array("f", [0.0]) * n
 
 
 def sort_for(seconds: float) -> dict:
@@ -141,11 +135,8 @@ class Search:
             )
         print(f"indexing {len(self.lines)} lines of {len(self.files)} files")
 
-        self.vectors = zeros(len(self.lines) * DIMENSIONS)
-        await self.embed_all(memoryview(self.vectors))
-        # The kernels want rows and columns; a view gives them a shape and copies nothing.
-        shape = [len(self.lines), DIMENSIONS]
-        self.matrix = memoryview(self.vectors).cast("B").cast("f", shape)
+        self.matrix = bulkhead.Buffer.allocate((len(self.lines), DIMENSIONS))
+        await self.embed_all(memoryview(self.matrix).cast("B").cast("f"))  # one row behind the other
         self.seconds = time.monotonic() - began
         print(f"indexed {len(self.lines)} lines in {self.seconds:.2f} s")
 
@@ -163,9 +154,9 @@ class Search:
         """The `k` lines most like `query`, best first; lines that share nothing are left out."""
         if not 1 <= k <= K_MAX:
             raise ValueError(f"k: {k} given, 1 to {K_MAX} accepted")
-        vector = await self.index.run(embed_query, query)
-        scores = zeros(len(self.lines))
-        await self.score.matvec(scores, self.matrix, vector)
+        vector = self.index.run(embed_query, query)
+        scores = bulkhead.Buffer.allocate(len(self.lines))
+        await self.score.matvec(scores, self.matrix, vector)  # once the vector is there
         best = await self.score.top_k(scores, k)
         return [self.answer(i, score) for i, score in best if score > 0]
 
@@ -179,7 +170,7 @@ class Search:
             "files": len(self.files),
             "lines": len(self.lines),
             "dimensions": DIMENSIONS,
-            "index_bytes": len(self.vectors) * FLOAT,
+            "index_bytes": self.matrix.nbytes,
             "build_s": round(self.seconds, 3),
         }
 
