@@ -167,12 +167,12 @@ def test_a_task_that_waits_for_room_is_cancelled_from_a_worker(host):
                     async def run(self) -> str:
                         asyncio.get_running_loop().set_debug(True)
                         count = bulkhead.pool("count")
-                        held = [count.pend(60000)]
-                        while True:
+                        held = [count.sleep(60000)]
+                        while len(held) < 2:                 # one that runs, one that takes the only place
                             try:
-                                held.append(count.pend(60000))
+                                held.append(count.sleep(60000))
                             except bulkhead.Overloaded:
-                                break
+                                await asyncio.sleep(0.001)
                         waiting = count.nop(wait=True)
                         waiter = asyncio.ensure_future(self.outcome(waiting))
                         await asyncio.sleep(0)
