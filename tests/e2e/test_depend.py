@@ -2,6 +2,7 @@
 """Tasks as arguments of tasks: values of every type, poison, and every end, as an app sees them."""
 
 import pytest
+from conftest import SLOW
 
 POOLS = """
 [plugin count]
@@ -388,6 +389,8 @@ CHECKS = [
 def test_a_task_is_an_argument(host):
     h = host(POOLS, APP)
     for check in CHECKS:
+        if check == "many" and SLOW > 1:
+            continue  # a sanitizer keeps freed memory, and looks for leaks itself
         assert h.call(check, timeout=120) == "ok", check
     assert h.stop() == 0
     assert not any("exception was never retrieved" in str(line) and "boom" in str(line) for line in h.log)
