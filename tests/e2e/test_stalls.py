@@ -85,6 +85,12 @@ def logged(h, message, kind):
     return [line for line in h.log if line.get("msg") == message and line.get("kind") == kind]
 
 
+def logged_to_the_end(h, kind, n):
+    """The lines that begin and those that end; the view is a little ahead of the log."""
+    until(lambda: len(logged(h, "stall over", kind)) >= n, what="the log's last line")
+    return logged(h, "stall", kind), logged(h, "stall over", kind)
+
+
 def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
     h = host(HOLD, APP)
     began = time.time()
@@ -120,7 +126,7 @@ def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
         assert stall["holder"]["site"] == "hold.hold"
     assert loop["thread"] == "bulkheadd" and loop["tid"] == h.process.pid
     for kind in ("gil", "asyncio"):
-        (line,), (end,) = logged(h, "stall", kind), logged(h, "stall over", kind)
+        (line,), (end,) = logged_to_the_end(h, kind, 1)
         assert line["level"] == "warning" and line["holder_site"] == "hold.hold" and line["holder_op"] == "hold"
         assert line["holder_library"] == "t_hold.so" and int(line["waiters"]) >= 1
         assert line["stall"] == end["stall"] and 2000 < int(end["lag_ms"]) < 5000 * SLOW
@@ -160,7 +166,7 @@ def test_cp3_two_tasks_past_their_limit_are_two_stalls(host):
         assert stall["pool"] == "count" and stall["op"] == "sleep" and stall["limit_s"] == 0.3
         assert stall["thread"] in ("count/0", "count/1")
         assert stall["tid"] in [row["tid"] for row in stall["native"]]  # beside whoever holds the GIL just then
-    assert len(logged(h, "stall", "task")) == len(logged(h, "stall over", "task")) == 2
+    assert [len(lines) for lines in logged_to_the_end(h, "task", 2)] == [2, 2]
     assert h.get("/v1/stalls").json["counts"]["task"] == 2
 
 
@@ -189,7 +195,7 @@ def test_cp3_many_stalls_at_once_do_not_drown_the_log(host):
     for s in found:
         if s["brief"]:
             assert {row["tid"] for row in s["python"]} <= {s["tid"], (s["holder"] or {}).get("tid")}
-    assert sum(line.get("msg") == "stall" for line in h.log) == 12
+    assert [len(lines) for lines in logged_to_the_end(h, "task", 12)] == [12, 12]
     assert {line["stall"] for line in h.log if line.get("msg") == "stall: Python stack"} <= {
         str(s["id"]) for s in found if not s["brief"]}
 
