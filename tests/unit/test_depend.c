@@ -746,9 +746,9 @@ static bh_status fn_text(struct fixture *fx, struct bh_task *task, void *arg)
 static bh_status accept_text(void *arg, struct bh_task *task, uint32_t parameter, bool element,
 			     const struct bh_ticket *from, struct bh_value *value)
 {
-	uint64_t *seen = arg;
+	_Atomic uint64_t *seen = arg;
 
-	*seen = from->task_id;
+	atomic_store(seen, from->task_id);
 	if (value->type == BH_TYPE_STR && parameter >= 2 && element == (parameter == 3))
 		return 0;
 	return bh_raise(bh_task_error(task), -EINVAL, "task.argument",
@@ -757,7 +757,7 @@ static bh_status accept_text(void *arg, struct bh_task *task, uint32_t parameter
 
 static bh_status fn_join(struct fixture *fx, struct bh_task *task, void *arg)
 {
-	uint64_t *seen = arg;
+	_Atomic uint64_t *seen = arg;
 	bh_status st = bh_task_fill(task, accept_text, seen);
 	const struct bh_args *args = bh_task_args(task);
 	char joined[64];
@@ -776,7 +776,7 @@ static bh_status fn_join(struct fixture *fx, struct bh_task *task, void *arg)
 }
 
 /* fn_join of two results, one of them in a list. */
-static struct bh_ticket *submit_join(struct fixture *fx, uint64_t *seen, struct after after)
+static struct bh_ticket *submit_join(struct fixture *fx, _Atomic uint64_t *seen, struct after after)
 {
 	struct bh_ticket *ticket = fixture_ticket();
 	struct bh_args *args = bh_args_new(4), *two = fixture_args(fn_join, seen);
@@ -801,7 +801,7 @@ static void values_are_handed_on(void)
 {
 	struct gate gate = { .open = false };
 	struct bh_ticket *hold, *a, *b, *join, *bad;
-	uint64_t seen = 0;
+	_Atomic uint64_t seen = 0;
 	struct fixture fx;
 
 	fixture_init(&fx, 2, 16);
