@@ -767,12 +767,15 @@ static const struct bh_op stream_ops[] = {
 	{ .name = "wait",
 	  .args = "*events:object",
 	  .run = op_nothing,
-	  .doc = "What is given to this stream from now on is not started before the events, or any "
-		 "tasks of any pools, are done. When one of them never will be, this fails at once, and "
+	  .doc = "What is given to this stream from now on is not started before the events, or "
+		 "any "
+		 "tasks of any pools, are done. When one of them never will be, this fails at "
+		 "once, and "
 		 "the stream goes on." },
 	{ .name = "synchronize",
 	  .run = op_nothing,
-	  .doc = "Is done when all that was given to this stream before has ended: to be awaited." },
+	  .doc = "Is done when all that was given to this stream before has ended: to be "
+		 "awaited." },
 	{ .name = "run",
 	  .args = "fn:object *args:object",
 	  .ret = "object",
