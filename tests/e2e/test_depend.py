@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Tasks as arguments of tasks: values of every type, poison, and every end, as an app sees them."""
 
-import pytest
 from conftest import SLOW
 
 POOLS = """
