@@ -119,6 +119,7 @@ enum bh_buffer_kind { BH_BUFFER_HOST = 1, BH_BUFFER_PINNED = 2, BH_BUFFER_CUDA =
 enum bh_dtype_code { BH_DTYPE_INT = 0, BH_DTYPE_UINT = 1, BH_DTYPE_FLOAT = 2, BH_DTYPE_OPAQUE = 3 };
 
 #define BH_BUFFER_WRITABLE 1u /* flag */
+#define BH_BUFFER_STRIDED 2u  /* flag of object_buffer() alone */
 #define BH_NDIM_MAX 8u
 
 struct bh_buffer_info {
@@ -201,6 +202,17 @@ struct bh_op {
 
 /* The op releases something: it may use the pool's reserve when the queue is full (SUP-8). */
 #define BH_OP_CLEANUP 1u
+
+/* A number of the plugin's that operators see, in /v1/plugins and in /metrics as
+ * bulkhead_plugin_<the note's label, - as _>_<name>{plugin="<the manifest's label>"}. */
+enum bh_metric_kind { BH_METRIC_COUNTER = 1, BH_METRIC_GAUGE = 2 };
+
+struct bh_metric {
+	const char *name;  /* [a-z][a-z0-9_]*, unique in the plugin; a counter's ends in _total */
+	uint32_t kind;	   /* enum bh_metric_kind */
+	uint32_t reserved; /* 0 */
+	const char *doc;   /* one line, with the unit */
+};
 
 struct bh_table {
 	const void *rows;
@@ -333,6 +345,44 @@ struct bh_services {
 	 * that. -ENOMEM. Thread: any. A host whose table is shorter than this field lacks it. */
 	bh_status (*buffer_alloc)(struct bh_context *ctx, const struct bh_buffer_info *info,
 				  uint64_t alignment, struct bh_buffer **ret_buffer);
+
+	/* The memory behind a Python object: an exporter of the buffer protocol, a DLPack tensor,
+	 * or a bulkhead.Buffer, whose own buffer it then is. Taken under the GIL at `site`; the
+	 * object and what it exports are held until the last reference has gone. `flags`:
+	 * BH_BUFFER_WRITABLE: it must be writable; BH_BUFFER_STRIDED: it need not be C-contiguous.
+	 * 0: the reference is the caller's. -EREMOTEIO: the object refused, or is none of these;
+	 * the exception is kept with the task and becomes its error. -ESHUTDOWN as run_gil().
+	 * -EINVAL: no such site. Blocks. Thread: the one that runs `task`. */
+	bh_status (*object_buffer)(struct bh_task *task, uint32_t site, struct bh_object *object,
+				   uint32_t flags, struct bh_buffer **ret_buffer);
+	/* One pointer of this plugin's on a buffer, such as its registration with a device, so that
+	 * it is made once. The slot holds no reference. When the last reference of all others is
+	 * dropped, release() is called once with the slot's value and a reference that is now the
+	 * plugin's: it undoes what the value stands for, and then drops that reference, which frees
+	 * the memory. release() runs on any thread, perhaps with the GIL: it must not block, so it
+	 * leaves the work to a thread of the plugin's. `value` is not NULL.
+	 * set: -EEXIST: this plugin has a slot there already. -ENOMEM. The caller holds a
+	 * reference. get: NULL: none; the caller holds a reference. clear: gives the value back and
+	 * release() will not be called; NULL: there is none, or release() has been called or is
+	 * about to be. The caller of clear holds a reference, or otherwise knows that release() has
+	 * not returned. Every slot must be cleared or released before close() returns. Thread: any. */
+	bh_status (*buffer_slot_set)(struct bh_context *ctx, struct bh_buffer *buffer, void *value,
+				     void (*release)(void *value, struct bh_buffer *buffer));
+	void *(*buffer_slot_get)(struct bh_context *ctx, struct bh_buffer *buffer);
+	void *(*buffer_slot_clear)(struct bh_context *ctx, struct bh_buffer *buffer);
+	/* Adds to, or sets, the number of a row of the descriptor's metrics. A counter only grows:
+	 * set and a negative delta are refused with a log line. Wait-free. Thread: any. */
+	void (*metric_add)(struct bh_context *ctx, uint32_t row, int64_t delta);
+	void (*metric_set)(struct bh_context *ctx, uint32_t row, int64_t value);
+	/* What operators should know of this plugin, shown in /v1/plugins and by bulkheadctl: such
+	 * as which device was taken and why. Replaces what was said before; at most 16 facts. */
+	void (*describe)(struct bh_context *ctx, const struct bh_fact *facts, uint32_t n_facts);
+	/* The plugin works on, but not as it should (a port is down), or does again: `status` 0.
+	 * Shown with the cause in /readyz, which says not ready meanwhile, and in /v1/plugins; the
+	 * apps' supervise() is told of each change. A failed pool stays failed. Thread: any. Asks
+	 * and returns. */
+	void (*report_health)(struct bh_context *ctx, bh_status status, const char *id,
+			      const struct bh_fact *facts, uint32_t n_facts);
 };
 
 /* ---- the descriptor -------------------------------------------------------------------------- */
@@ -365,12 +415,14 @@ struct bh_plugin {
 	 * because its submitter, its deadline or the stop says so. Must not block. The op decides.
 	 */
 	void (*cancel)(void *state, uint64_t task_id);
+	struct bh_table metrics; /* of struct bh_metric */
 };
 BH_ABI_ASSERT(offsetof(struct bh_plugin, size) == 4, "ABI 1");
 BH_ABI_ASSERT(offsetof(struct bh_plugin, workers) == 8, "ABI 1");
 BH_ABI_ASSERT(offsetof(struct bh_plugin, sites) == 24, "ABI 1");
 BH_ABI_ASSERT(offsetof(struct bh_plugin, open) == 72, "ABI 1");
 BH_ABI_ASSERT(offsetof(struct bh_plugin, cancel) == 112, "ABI 1");
+BH_ABI_ASSERT(offsetof(struct bh_plugin, metrics) == 120, "ABI 1");
 
 /* ---- the note -------------------------------------------------------------------------------- */
 
@@ -388,6 +440,19 @@ struct bh_note {
 	char version[BH_VERSION_MAX];
 };
 BH_ABI_ASSERT(sizeof(struct bh_note) == 88, "ABI 1: struct bh_note");
+
+#define BH_NOTE_ENV_TYPE 2u
+#define BH_NOTE_ENV_MAX 256u
+
+/* Environment that a library of the plugin's wants before it is loaded: see BH_PLUGIN_ENV. */
+struct bh_note_env {
+	uint32_t namesz; /* 9 */
+	uint32_t descsz; /* 256 */
+	uint32_t type;	 /* BH_NOTE_ENV_TYPE */
+	char name[12];
+	char text[BH_NOTE_ENV_MAX]; /* NAME=VALUE, one a line */
+};
+BH_ABI_ASSERT(sizeof(struct bh_note_env) == 280, "ABI 1: struct bh_note_env");
 
 #if defined(__has_attribute)
 #if __has_attribute(retain)
@@ -415,5 +480,14 @@ BH_ABI_ASSERT(sizeof(struct bh_note) == 88, "ABI 1: struct bh_note");
 	};                                                                                         \
 	BH_PLUGIN_LINKAGE const struct bh_plugin bh_plugin __attribute__((visibility("default"))); \
 	const struct bh_plugin bh_plugin
+
+/* BH_PLUGIN_ENV("NAME=VALUE\nOTHER=VALUE"); beside BH_PLUGIN, once at most. The host sets these before
+ * its first thread starts, unless its own environment or the manifest's `[host] env.NAME` has them
+ * (PLG-6). A name is [A-Za-z_][A-Za-z0-9_]*. */
+#define BH_PLUGIN_ENV(TEXT)                                                                        \
+	BH_ABI_ASSERT(sizeof(TEXT) <= BH_NOTE_ENV_MAX, "plugin environment too long");             \
+	static const struct bh_note_env bh_plugin_note_env BH_NOTE_KEEP = { 9, BH_NOTE_ENV_MAX,    \
+									    BH_NOTE_ENV_TYPE,      \
+									    BH_NOTE_NAME, TEXT }
 
 #endif
