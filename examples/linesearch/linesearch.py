@@ -15,12 +15,13 @@ a colon between them). Standard library only.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
-import random
 import time
 import zlib
-from typing import NamedTuple
+from collections import Counter
+from typing import Iterator, NamedTuple
 
 import bulkhead
 
@@ -35,7 +36,7 @@ BUSY_MAX_MS = 60_000
 
 class Line(NamedTuple):
     file: str
-    number: int
+    line: int
     text: str
 
 
@@ -45,70 +46,67 @@ def find_files(paths: list[str]) -> list[str]:
     for path in paths:
         if not os.path.exists(path):
             raise FileNotFoundError(f"option.paths: {path!r} does not exist")
-        if os.path.isdir(path):
-            for folder, folders, names in os.walk(path):
-                folders.sort()
-                for name in sorted(names):
-                    found[os.path.realpath(os.path.join(folder, name))] = None
-        else:
-            found[os.path.realpath(path)] = None
+        for folder, folders, names in os.walk(path) if os.path.isdir(path) else [("", [], [path])]:
+            folders.sort()
+            for name in sorted(names):
+                found[os.path.realpath(os.path.join(folder, name))] = None
     return [path for path in found if os.path.isfile(path)]
 
 
-def read_lines(path: str) -> list[Line]:
-    """The lines of one text file that have anything on them; none of a binary or unreadable one."""
+def normal(text: str) -> str:
+    """What is compared of a line or a query."""
+    return " ".join(text[:LINE_MAX].lower().split())
+
+
+def read_lines(path: str, alike: dict[str, list[Line]]) -> None:
+    """Puts the lines of one text file that have anything on them with those that compare equal: there are many such
+    in licences and logs. There are none in a binary or unreadable file."""
     try:
         with open(path, "rb") as file:
             content = file.read()
     except OSError as error:
-        print(f"skipped {path}: {error.strerror}")
-        return []
+        return print(f"skipped {path}: {error.strerror}")
     if b"\0" in content[:4096]:
-        return []
+        return
     name = os.fsencode(path).decode("utf-8", "replace")  # an answer must be valid JSON
-    texts = enumerate(content.decode("utf-8", "replace").splitlines(), 1)
-    return [Line(name, number, text.strip()) for number, text in texts if text.strip()]
+    for number, text in enumerate(map(str.strip, content.decode("utf-8", "replace").splitlines()), 1):
+        if text:
+            alike.setdefault(normal(text), []).append(Line(name, number, text))
 
 
-def embed(text: str, vector: memoryview) -> None:
-    """Writes the vector of `text`, of length 1, into `vector`, which is all zeros."""
-    words = " ".join(text[:LINE_MAX].lower().split())
-    pieces = f" {words} ".encode("utf-8", "replace")
-    counts: dict[int, int] = {}
-    for i in range(len(pieces) - PIECE + 1):
-        place = zlib.crc32(pieces[i : i + PIECE]) % DIMENSIONS
-        counts[place] = counts.get(place, 0) + 1
-    length = math.sqrt(sum(n * n for n in counts.values())) or 1.0
-    for place, n in counts.items():
-        vector[place] = n / length
+@functools.lru_cache(1 << 16)
+def place_of(piece: tuple[int, ...]) -> int:
+    return zlib.crc32(bytes(piece)) % DIMENSIONS
 
 
-def embed_lines(lines: list[Line], vectors: memoryview, first: int, last: int) -> None:
-    """Fills the rows `first` to `last` of `vectors`, a row a line."""
-    for i in range(first, last):
-        embed(lines[i].text, vectors[i * DIMENSIONS : (i + 1) * DIMENSIONS])
+def places(text: str) -> Iterator[int]:
+    """Where the pieces of a normal text are counted."""
+    pieces = f" {text} ".encode("utf-8", "replace")
+    return map(place_of, zip(*(pieces[i:] for i in range(PIECE))))
 
 
-def embed_query(query: str) -> bulkhead.Buffer:
-    vector = bulkhead.Buffer.allocate(DIMENSIONS)  # float32 zeros
-    embed(query, memoryview(vector))
-    return vector
+def count_pieces(texts: list[str], first: int, rows: list[memoryview]) -> None:
+    """Counts the pieces of a batch of normal texts, from `first` on: a column of `rows` each."""
+    for i, text in enumerate(texts[first : first + BATCH], first):
+        for place in places(text):
+            rows[place][i] += 1
 
 
-def sort_for(seconds: float) -> dict:
-    """Holds the GIL for about so long: list.sort() is one C call, which lets go of it nowhere."""
-    values = [random.random() for _ in range(1 << 16)]
+def invert_roots(values: memoryview) -> None:
+    for i, value in enumerate(values):
+        values[i] = 1 / math.sqrt(value)
 
-    def timed_sort(repeats: int) -> float:
-        floats = values * repeats
+
+def sum_for(seconds: float) -> dict:
+    """Holds the GIL for about so long: sum() of a range is one C call, which lets go of it nowhere."""
+
+    def timed_sum(n: int) -> float:
         began = time.perf_counter()
-        floats.sort()
+        sum(range(n))
         return time.perf_counter() - began
 
-    # Equal runs merge at next to no cost, so the time grows with the repeats and little more.
-    repeats = max(1, math.ceil(seconds / (timed_sort(8) / 8)))
-    held = timed_sort(repeats)
-    return {"held_ms": round(held * 1e3), "floats": repeats * len(values)}
+    n = max(1, round((1 << 18) * seconds / timed_sum(1 << 18)))
+    return {"held_ms": round(timed_sum(n) * 1e3), "summed": n}
 
 
 class Search:
@@ -125,52 +123,53 @@ class Search:
         self.score = self.pool.lane("score")
 
         self.files = await self.index.run(find_files, paths)
-        self.lines: list[Line] = []
+        alike: dict[str, list[Line]] = {}
         for path in self.files:
-            self.lines += await self.index.run(read_lines, path)
-        if not 1 <= len(self.lines) <= LINES_MAX:
-            raise ValueError(
-                f"[app {app.name}] option.paths: {len(self.lines)} lines of text in "
-                f"{' '.join(paths)}; 1 to {LINES_MAX} accepted"
-            )
-        print(f"indexing {len(self.lines)} lines of {len(self.files)} files")
+            await self.index.run(read_lines, path, alike)
+        self.lines = sum(map(len, alike.values()))
+        if not 1 <= self.lines <= LINES_MAX:
+            raise ValueError(f"[app {app.name}] option.paths: {self.lines} lines of text in {' '.join(paths)}; "
+                             f"1 to {LINES_MAX} accepted")  # fmt: skip
+        print(f"indexing {self.lines} lines of {len(self.files)} files")
 
-        self.matrix = bulkhead.Buffer.allocate((len(self.lines), DIMENSIONS))
-        await self.embed_all(memoryview(self.matrix).cast("B").cast("f"))  # one row behind the other
+        texts, self.alike = list(alike), list(alike.values())
+        # A row a place, a column a text: a query reads the rows of its own places and no others.
+        self.rows = [self.row() for _ in range(DIMENSIONS)]
+        views = [memoryview(row) for row in self.rows]
+        for first in range(0, len(texts), BATCH):
+            await self.index.run(count_pieces, texts, first, views)
+        self.scales, squares = self.row(), self.row()
+        for row in self.rows:  # with room, nothing is to be awaited: a stream keeps its order
+            self.index.mul(squares, row, row, wait=True)
+            self.index.add(self.scales, self.scales, squares, wait=True)
+        await self.index.run(invert_roots, memoryview(self.scales), wait=True)
         self.seconds = time.monotonic() - began
-        print(f"indexed {len(self.lines)} lines in {self.seconds:.2f} s")
+        print(f"indexed {self.lines} lines in {self.seconds:.2f} s")
 
-    async def embed_all(self, vectors: memoryview) -> None:
-        told = time.monotonic()
-        for first in range(0, len(self.lines), BATCH):
-            last = min(first + BATCH, len(self.lines))
-            await self.index.run(embed_lines, self.lines, vectors, first, last)
-            if time.monotonic() - told >= 1:
-                told = time.monotonic()
-                print(f"indexed {last} of {len(self.lines)} lines")
+    def row(self) -> bulkhead.Buffer:
+        return bulkhead.Buffer.allocate(len(self.alike))  # float32 zeros
 
     @bulkhead.endpoint
     async def search(self, query: str, k: int = 5) -> list[dict]:
         """The `k` lines most like `query`, best first; lines that share nothing are left out."""
         if not 1 <= k <= K_MAX:
             raise ValueError(f"k: {k} given, 1 to {K_MAX} accepted")
-        vector = self.index.run(embed_query, query)
-        scores = bulkhead.Buffer.allocate(len(self.lines))
-        await self.score.matvec(scores, self.matrix, vector)  # once the vector is there
-        best = await self.score.top_k(scores, k)
-        return [self.answer(i, score) for i, score in best if score > 0]
-
-    def answer(self, i: int, score: float) -> dict:
-        line = self.lines[i]
-        return {"file": line.file, "line": line.number, "score": round(score, 4), "text": line.text}
+        counts, scores = Counter(places(normal(query))), self.row()
+        length = math.hypot(*counts.values())
+        for place, n in counts.items():
+            self.score.axpy(scores, n, self.rows[place], wait=True)
+        self.score.mul(scores, scores, self.scales, wait=True)
+        best = await self.score.top_k(scores, k, wait=True)
+        found = [(line, score) for i, score in best if score > 0 for line in self.alike[i][:k]]
+        return [line._asdict() | {"score": round(score / length, 4)} for line, score in found[:k]]
 
     @bulkhead.endpoint
     async def stats(self) -> dict:
         return {
             "files": len(self.files),
-            "lines": len(self.lines),
+            "lines": self.lines,
             "dimensions": DIMENSIONS,
-            "index_bytes": self.matrix.nbytes,
+            "index_bytes": sum(row.nbytes for row in self.rows),
             "build_s": round(self.seconds, 3),
         }
 
@@ -179,4 +178,4 @@ class Search:
         """Holds the GIL on a worker for about `ms`, to see who goes on meanwhile."""
         if not 1 <= ms <= BUSY_MAX_MS:
             raise ValueError(f"ms: {ms} given, 1 to {BUSY_MAX_MS} accepted")
-        return await self.pool.run(sort_for, ms / 1e3)
+        return await self.pool.run(sum_for, ms / 1e3)
