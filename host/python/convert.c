@@ -20,10 +20,22 @@
 
 #define LIST_DEPTH_MAX 32 /* of lists in lists: more is most likely a list that contains itself */
 
+/* The way from a parameter to the element of it that does not fit. */
+struct route {
+	Py_ssize_t
+		outer[2]; /* of a variadic parameter, of a list with tasks in it; outermost first */
+	unsigned n_outer;
+	Py_ssize_t inner[LIST_DEPTH_MAX]; /* of lists in it; innermost first */
+	unsigned n_inner;
+	char given[64]; /* of the innermost: its type, and what it was to become */
+	uint32_t type;
+};
+
 /* Where an argument belongs, for the error that it may cause. */
 struct place {
 	const char *pool, *op, *parameter;
-	uint32_t type; /* what the signature says */
+	const struct route *route; /* NULL: the parameter itself */
+	uint32_t type;		   /* what the signature says */
 	bool writable, strided;
 };
 
@@ -67,16 +79,39 @@ const char *bh_convert_accepts(uint32_t type, bool writable, bool strided)
 	bh_unreachable();
 }
 
+/* "rows[3][0]"; what does not fit ends in "…". */
+static void name_place(const struct place *place, char *buffer, size_t size)
+{
+	const struct route *route = place->route;
+	size_t used = (size_t)snprintf(buffer, size, "%s", place->parameter);
+	unsigned n = route ? route->n_outer + route->n_inner : 0;
+
+	for (unsigned i = 0; i < n && used < size; i++) {
+		Py_ssize_t at = i < route->n_outer ? route->outer[i] : route->inner[n - 1 - i];
+		char index[24];
+
+		snprintf(index, sizeof(index), "[%zd]", at);
+		if (used + strlen(index) + sizeof("…") > size)
+			snprintf(index, sizeof(index), "…");
+		used += (size_t)snprintf(buffer + used, size - used, "%s", index);
+		if (index[0] != '[')
+			return;
+	}
+}
+
 /* Raises BadArgument; an exception that is raised already becomes its `reason`. */
 static void refuse(const struct place *place, const char *given, const char *accepted)
 {
 	PyObject *cause = bh_pyerror_take();
 	struct bh_error err = { 0 }, why = { 0 };
+	char parameter[128];
 
 	bh_raise(&err, -EINVAL, "op.argument", BH_STR("pool", place->pool),
 		 BH_STR("op", place->op));
-	if (place->parameter)
-		bh_note(&err, -EINVAL, BH_STR("parameter", place->parameter));
+	if (place->parameter) {
+		name_place(place, parameter, sizeof(parameter));
+		bh_note(&err, -EINVAL, BH_STR("parameter", parameter));
+	}
 	bh_note(&err, -EINVAL, BH_STR("given", given), BH_STR("accepted", accepted));
 	if (cause) {
 		bh_pyerror_raise(&why, -EINVAL, "python.raised", cause);
@@ -135,6 +170,11 @@ static int refuse_value(const struct place *place, PyObject *object)
 
 	if (!is_argument_fault())
 		return -1;
+	if (place->route && place->route->n_inner > 0) {
+		refuse(place, place->route->given,
+		       bh_convert_accepts(place->route->type, false, false));
+		return -1;
+	}
 	accepted = accepted_by(place, object);
 	snprintf(given, sizeof(given), "%s", object == Py_None ? "None" : Py_TYPE(object)->tp_name);
 	refuse(place, given, accepted);
@@ -402,10 +442,11 @@ static uint32_t natural_type(PyObject *object)
 									  : BH_TYPE_OBJECT;
 }
 
-static int from_list(PyObject *object, unsigned depth, struct bh_value *ret);
+static int from_list(PyObject *object, unsigned depth, struct route *route, struct bh_value *ret);
 
+/* `route`: gets the way to what does not fit. */
 static int from_python(PyObject *object, uint32_t type, bool writable, bool strided, unsigned depth,
-		       struct bh_value *ret)
+		       struct route *route, struct bh_value *ret)
 {
 	switch ((enum bh_type)type) {
 	case BH_TYPE_NONE:
@@ -424,7 +465,7 @@ static int from_python(PyObject *object, uint32_t type, bool writable, bool stri
 	case BH_TYPE_BUFFER:
 		return from_buffer(object, writable, strided, ret);
 	case BH_TYPE_LIST:
-		return from_list(object, depth, ret);
+		return from_list(object, depth, route, ret);
 	case BH_TYPE_HANDLE:
 		return from_handle(object, ret);
 	case BH_TYPE_OBJECT:
@@ -446,7 +487,16 @@ static struct bh_value *list_new(size_t n, struct bh_value *ret)
 	return items;
 }
 
-static int from_list(PyObject *object, unsigned depth, struct bh_value *ret)
+static void add_step(struct route *route, Py_ssize_t index, PyObject *element, uint32_t type)
+{
+	if (route->n_inner == 0) {
+		snprintf(route->given, sizeof(route->given), "%s", Py_TYPE(element)->tp_name);
+		route->type = type;
+	}
+	route->inner[route->n_inner++] = index; /* LIST_DEPTH_MAX lists at most */
+}
+
+static int from_list(PyObject *object, unsigned depth, struct route *route, struct bh_value *ret)
 {
 	PyObject *elements;
 	struct bh_value list = { .type = BH_TYPE_NONE }, *items;
@@ -461,9 +511,10 @@ static int from_list(PyObject *object, unsigned depth, struct bh_value *ret)
 	items = elements ? list_new((size_t)PyTuple_GET_SIZE(elements), &list) : NULL;
 	for (Py_ssize_t i = 0; items && i < PyTuple_GET_SIZE(elements); i++) {
 		PyObject *element = PyTuple_GET_ITEM(elements, i);
+		uint32_t type = natural_type(element);
 
-		if (from_python(element, natural_type(element), false, false, depth + 1,
-				&items[i]) < 0) {
+		if (from_python(element, type, false, false, depth + 1, route, &items[i]) < 0) {
+			add_step(route, i, element, type);
 			bh_value_clear(&list);
 			items = NULL;
 		}
@@ -480,6 +531,7 @@ struct binding {
 	const struct bh_module_op *op;
 	PyObject *args, *kwargs; /* borrowed; kwargs may be NULL */
 	struct bh_convert_after *after;
+	struct route *route; /* where binding is; of one parameter at a time */
 };
 
 static struct place place_of(const struct binding *b, const struct bh_parameter *p)
@@ -487,6 +539,7 @@ static struct place place_of(const struct binding *b, const struct bh_parameter 
 	return (struct place){ .pool = b->pool,
 			       .op = b->op->op->name,
 			       .parameter = p->name,
+			       .route = b->route,
 			       .type = p->type,
 			       .writable = p->writable,
 			       .strided = p->strided };
@@ -499,7 +552,7 @@ static int bind_plain(const struct binding *b, const struct bh_parameter *p, PyO
 
 	if (object == Py_None && p->has_preset && p->preset.type == BH_TYPE_NONE)
 		return 0; /* `=none`: None says the same as leaving it out */
-	return from_python(object, p->type, p->writable, p->strided, 0, ret) == 0
+	return from_python(object, p->type, p->writable, p->strided, 0, b->route, ret) == 0
 		       ? 0
 		       : refuse_value(&place, object);
 }
@@ -518,7 +571,7 @@ static int bind_element(const struct binding *b, const struct bh_parameter *p, P
 		return result < 0 ? -1 : 0;
 	if (seen)
 		object = seen;
-	result = from_python(object, natural_type(object), false, false, 1, ret);
+	result = from_python(object, natural_type(object), false, false, 1, b->route, ret);
 	if (result < 0)
 		refuse_value(&place, object);
 	Py_XDECREF(seen);
@@ -538,10 +591,14 @@ static int bind_elements(const struct binding *b, const struct bh_parameter *p, 
 			 struct bh_value *ret)
 {
 	struct bh_value *items = list_new((size_t)PyTuple_GET_SIZE(elements), ret);
+	unsigned level = b->route->n_outer++;
 
-	for (Py_ssize_t i = 0; items && i < PyTuple_GET_SIZE(elements); i++)
+	for (Py_ssize_t i = 0; items && i < PyTuple_GET_SIZE(elements); i++) {
+		b->route->outer[level] = i;
 		if (bind_element(b, p, PyTuple_GET_ITEM(elements, i), &items[i]) < 0)
 			return -1; /* the caller clears what has been bound */
+	}
+	b->route->n_outer = level;
 	return items ? 0 : -1;
 }
 
@@ -601,9 +658,12 @@ static int bind_rest(const struct binding *b, const struct bh_parameter *p, Py_s
 	Py_ssize_t given = PyTuple_GET_SIZE(b->args), n = given > first ? given - first : 0;
 	struct bh_value *items = list_new((size_t)n, ret);
 
-	for (Py_ssize_t i = 0; items && i < n; i++)
+	b->route->n_outer = 1;
+	for (Py_ssize_t i = 0; items && i < n; i++) {
+		b->route->outer[0] = i;
 		if (bind_value(b, p, PyTuple_GET_ITEM(b->args, first + i), &items[i]) < 0)
 			return -1;
+	}
 	return items ? 0 : -1;
 }
 
@@ -615,6 +675,7 @@ static int bind_parameter(const struct binding *b, uint32_t index, struct bh_val
 		b->kwargs ? PyDict_GetItemString(b->kwargs, p->name) : NULL; /* borrowed */
 	const struct place place = place_of(b, p);
 
+	*b->route = (struct route){ .n_outer = 0 };
 	if (p->variadic)
 		return bind_rest(b, p, (Py_ssize_t)index, ret);
 	if (positional && named) {
@@ -686,9 +747,13 @@ static int check_names(const struct binding *b)
 struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op, PyObject *args,
 				PyObject *kwargs, struct bh_convert_after *after)
 {
-	const struct binding b = {
-		.pool = pool, .op = op, .args = args, .kwargs = kwargs, .after = after
-	};
+	struct route route = { .n_outer = 0 };
+	const struct binding b = { .pool = pool,
+				   .op = op,
+				   .args = args,
+				   .kwargs = kwargs,
+				   .after = after,
+				   .route = &route };
 	bh_auto(bh_args_free) struct bh_args *bound = NULL;
 
 	if (check_count(&b) < 0 || check_names(&b) < 0)
@@ -708,9 +773,10 @@ bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool st
 			 struct bh_value *ret_value, char *given, size_t size)
 {
 	struct bh_value value = { .type = BH_TYPE_NONE };
+	struct route route = { .n_outer = 0 };
 
 	if ((object == Py_None && or_none) ||
-	    from_python(object, type, writable, strided, 0, &value) == 0) {
+	    from_python(object, type, writable, strided, 0, &route, &value) == 0) {
 		*ret_value = value;
 		return 0;
 	}

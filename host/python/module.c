@@ -263,6 +263,12 @@ static PyObject *exit_asked(PyObject *Py_UNUSED(module), PyObject *args)
 	Py_RETURN_NONE;
 }
 
+/* A sub-interpreter can get at this module: a copy of its names, and types that are not its own. */
+static PyObject *is_main_interpreter(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	return PyBool_FromLong(PyInterpreterState_Get() == PyInterpreterState_Main());
+}
+
 static PyMethodDef module_methods[] = {
 	{ "epoll_wait", epoll_wait_off_gil, METH_VARARGS, NULL },
 	{ "drain", drain, METH_NOARGS, NULL },
@@ -275,6 +281,7 @@ static PyMethodDef module_methods[] = {
 	{ "pool_labels", pool_labels, METH_NOARGS, NULL },
 	{ "log", log_line, METH_VARARGS, NULL },
 	{ "exit_asked", exit_asked, METH_VARARGS, NULL },
+	{ "is_main_interpreter", is_main_interpreter, METH_NOARGS, NULL },
 	{ "main_is_coarse", main_is_coarse, METH_NOARGS, NULL },
 	{ "gil_stats", gil_stats, METH_NOARGS, NULL },
 	{ "gil_unsanctioned", gil_unsanctioned, METH_NOARGS, NULL },

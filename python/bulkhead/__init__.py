@@ -31,7 +31,19 @@ Times are seconds, sizes are bytes. docs/python-api.md is the manual.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
+
+if "_bulkhead" in sys.builtin_module_names:  # the host's Python has it built in, in each of its interpreters
+    try:
+        from _bulkhead import is_main_interpreter as _is_main
+    except ImportError:  # an interpreter with a GIL of its own
+        _is_main = bool
+    if not _is_main():
+        raise ImportError(
+            "bulkhead works in the host's main interpreter only, and this is a sub-interpreter of it: submit from the "
+            "main one, and hand the sub-interpreter what it needs", name=__name__)
+    del _is_main
 
 from . import gil
 from ._buffer import Buffer

@@ -12,7 +12,7 @@ import textwrap
 import threading
 import time
 import weakref
-from types import MappingProxyType
+from types import GenericAlias, MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable, Generator, Generic, Mapping, NoReturn, Optional, Sequence, TypeVar, Union
 
 from ._errors import Cancelled, Deadline, Interrupted, NotInHost, Overloaded, UnknownPool
@@ -458,24 +458,33 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _signature(parameters: Sequence[tuple[Any, ...]]) -> inspect.Signature:
+def _accepted(type_name: str, or_none: bool) -> Any:
+    """A parameter's annotation: for each argument a task may stand, whose result is then taken."""
+    kind = _TYPES[type_name]
+    if kind is object:  # a task is one already
+        return kind
+    return kind | Task | None if or_none else kind | Task
+
+
+def _signature(result: str, parameters: Sequence[tuple[Any, ...]]) -> inspect.Signature:
     """What inspect and help() show. No parameter is called like one of these: the host sees to that."""
     kind = inspect.Parameter
     shown = [kind("_self", kind.POSITIONAL_ONLY)]
     for name, type_name, _, _, variadic, has_preset, preset in parameters:
         how = kind.VAR_POSITIONAL if variadic else kind.POSITIONAL_OR_KEYWORD
         default = preset if has_preset and not variadic else kind.empty
-        shown.append(kind(name, how, default=default, annotation=_TYPES[type_name]))
+        shown.append(kind(name, how, default=default, annotation=_accepted(type_name, has_preset and preset is None)))
     for name, default in (("timeout", None), ("lane", None), ("wait", False)):
         shown.append(kind(name, kind.KEYWORD_ONLY, default=default))
-    return inspect.Signature(shown, return_annotation=Task)
+    return inspect.Signature(shown, return_annotation=GenericAlias(Task, _TYPES[result]))  # Task[None] as text, too
 
 
 _WIDTH = 90  # of what help() shows
 
 
 def _docstring(doc: Optional[str], result: str, parameters: Sequence[tuple[Any, ...]]) -> str:
-    lines = [textwrap.fill(doc or "An op of the plugin.", _WIDTH), "", "Arguments:"]
+    lines = [textwrap.fill(doc or "An op of the plugin.", _WIDTH), ""]
+    lines += ["Arguments, for each of which a Task of any pool may stand, whose result is then taken:"]
     lines += [f"    {'*' if p[4] else ''}{p[0]}: {p[2]}" for p in parameters]
     lines += ["    timeout: the task's deadline, seconds from now; None for none",
               "    lane: a lane of the pool or its name; None for the view's own",
@@ -494,7 +503,7 @@ def _make_op(index: int, name: str, doc: Optional[str], result: str, parameters:
     op.__name__ = name
     op.__qualname__ = f"Pool.{name}"
     op.__doc__ = _docstring(doc, result, parameters)
-    op.__signature__ = _signature(parameters)  # type: ignore[attr-defined]
+    op.__signature__ = _signature(result, parameters)  # type: ignore[attr-defined]
     return op
 
 

@@ -36,6 +36,9 @@ APP = """
             task.add_done_callback(print)
             async with asyncio.TaskGroup() as group:
                 group.create_task(task.as_coroutine())
+            one: bulkhead.Task[int] = self.stream.run(len, "a")  # a later task takes its result
+            later: bulkhead.Task[list[list[float]]] = self.stream.top_k(self.stream.run(bytes, 0), one)
+            print(await later, await self.stream.run(sum, [one, 2]))
             shielded = await asyncio.shield(asyncio.ensure_future(task))
             error = task.exception()
             said = error.facts if isinstance(error, bulkhead.BulkheadError) else {}
