@@ -780,6 +780,15 @@ bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool st
 		*ret_value = value;
 		return 0;
 	}
+	if (route.n_inner > 0) {
+		const struct place place = { .parameter = "", .route = &route };
+		char at[64];
+
+		name_place(&place, at, sizeof(at));
+		snprintf(given, size, "%s with %s at %s that does not fit",
+			 Py_TYPE(object)->tp_name, route.given, at);
+		return -EINVAL;
+	}
 	snprintf(given, size, "%s", object == Py_None ? "None" : Py_TYPE(object)->tp_name);
 	return -EINVAL;
 }

@@ -121,6 +121,10 @@ def test_an_element_that_does_not_fit_is_named_by_its_place(host):
                                 facts = error.facts
                                 found[name] = [facts["parameter"], facts["given"], facts["accepted"], facts.get("reason", "")]
                         await one
+                        try:
+                            await kinds(bulkhead.pool("stream").run(lambda: [1, [2, 2**70]]))
+                        except bulkhead.BadArgument as error:
+                            found["a result"] = [error.facts["parameter"], error.facts["given"], "", ""]
                         found["well"] = await kinds([1, [2, "a"], None])
                         return found
             """
@@ -139,8 +143,42 @@ def test_an_element_that_does_not_fit_is_named_by_its_place(host):
         "rest": ["value[2]", "str"],
         "rest, first": ["value[0]", "None"],
         "no list": ["values", "int"],
+        "a result": ["values", "list with int at [1][1] that does not fit"],
     }
     assert deepest[0].startswith("values[0][0]") and deepest[0].endswith("[0]") and "deeper than 32" in found["too deep"][3]
     assert "2**63-1" in found["flat"][2] and "int too big" in found["flat"][3]
     assert "contiguous" in found["buffer"][2] and found["buffer"][3]
     assert found["rest"][2].startswith("int")
+
+
+def test_pools_whose_workers_wait_for_each_other_go_on_after_a_timeout(host):
+    h = host(
+        "[plugin a]\nlibrary = stream\nworkers = 1\n[plugin b]\nlibrary = stream\nworkers = 1\n[app app]\nobject = app:App\n",
+        {
+            "app.py": """
+                import bulkhead
+
+                def outer(seconds):
+                    try:
+                        return bulkhead.pool("b").run(inner, seconds).result()
+                    except TimeoutError as error:
+                        return type(error).__name__
+
+                def inner(seconds):  # the one worker of `a` waits for this
+                    return bulkhead.pool("a").run(len, "abc").result(seconds)
+
+                class App:
+                    @bulkhead.endpoint
+                    async def circle(self) -> str:
+                        return await bulkhead.pool("a").run(outer, 0.2)
+
+                    @bulkhead.endpoint
+                    async def argument(self) -> int:
+                        a, b = bulkhead.pool("a"), bulkhead.pool("b")
+                        return await a.run(abs, b.run(int, a.run(len, "abc")))
+            """
+        },
+    )
+    assert h.call("circle") == "TimeoutError"
+    assert h.call("argument") == 3  # both pools work on
+    assert h.stop() == 0
