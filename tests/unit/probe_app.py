@@ -147,7 +147,7 @@ class Probe:
             (lambda: count.echo_handle(-1), "value", "int"),
             (lambda: count.echo_buffer("x"), "value", "str"),
             (lambda: count.echo_buffer(memoryview(bytes(8))[::2]), "value", "memoryview"),
-            (lambda: count.echo_list(1, "2"), "value", "str"),
+            (lambda: count.echo_list(1, "2"), "value[1]", "str"),
         ):
             error = raises(bulkhead.BadArgument, call)
             assert isinstance(error, TypeError) and error.code == "op.argument", error
@@ -172,10 +172,11 @@ class Probe:
         count = self.count
         assert bulkhead.pool("count") is count and count.label == "count" and count.state == "ready"
         assert str(inspect.signature(count.add)) == \
-            "(a: int, b: int, *, timeout=None, lane=None, wait=False) -> bulkhead.Task", inspect.signature(count.add)
-        assert str(inspect.signature(self.types.presets)).startswith(
-            "(a: int = 3, b: str = 'word', c: float = 1.5, d: bool = True, e: str = None, f: object = None, *, timeout")
-        assert str(inspect.signature(self.types.ops["label"])).startswith("(self: int, *, timeout")
+            "(a: int | bulkhead.Task, b: int | bulkhead.Task, *, timeout=None, lane=None, wait=False)" \
+            " -> bulkhead.Task[int]", inspect.signature(count.add)
+        assert str(inspect.signature(self.types.presets)).replace(" | bulkhead.Task", "").startswith(
+            "(a: int = 3, b: str = 'word', c: float = 1.5, d: bool = True, e: str | None = None, f: object = None, *, timeout")
+        assert str(inspect.signature(self.types.ops["label"])).startswith("(self: int | bulkhead.Task, *, timeout")
         assert "The sum." in count.add.__doc__ and "a: int" in count.add.__doc__
         assert repr(count.lane("l")) == "<bulkhead.Pool 'count' lane 'l'>"
         unknown = raises(bulkhead.UnknownPool, bulkhead.pool, "nope")
