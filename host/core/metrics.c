@@ -27,7 +27,7 @@ struct bh_metrics_text {
 	char *bytes; /* owned */
 	size_t used, size;
 	bool failed; /* memory was refused once: then there is no page at all */
-	enum bh_family_type type;
+	enum bh_metric_type type;
 	char name[NAME_MAX_BYTES];		 /* of the present family, as its samples have it */
 	char bounds[N_BOUNDS][NUMBER_MAX_BYTES]; /* of histograms; made at the first one */
 };
@@ -190,24 +190,24 @@ void bh_metrics_fail(struct bh_metrics_text *text)
 
 /* ---- families and samples -------------------------------------------------------------------- */
 
-static const char *type_name(enum bh_family_type type)
+static const char *type_name(enum bh_metric_type type)
 {
 	switch (type) {
-	case BH_FAMILY_COUNTER:
+	case BH_METRIC_COUNTER:
 		return "counter";
-	case BH_FAMILY_GAUGE:
+	case BH_METRIC_GAUGE:
 		return "gauge";
-	case BH_FAMILY_HISTOGRAM:
+	case BH_METRIC_HISTOGRAM:
 		return "histogram";
 	}
 	bh_unreachable();
 }
 
-void bh_metrics_family(struct bh_metrics_text *text, enum bh_family_type type, const char *name,
+void bh_metrics_family(struct bh_metrics_text *text, enum bh_metric_type type, const char *name,
 		       const char *help)
 {
 	int length = snprintf(text->name, sizeof(text->name), "%s%s", name,
-			      type == BH_FAMILY_COUNTER ? "_total" : "");
+			      type == BH_METRIC_COUNTER ? "_total" : "");
 
 	assert(length > 0 && (size_t)length < sizeof(text->name));
 	(void)length;
@@ -256,7 +256,7 @@ static void put_sample(struct bh_metrics_text *text, const char *suffix,
 void bh_metrics_sample(struct bh_metrics_text *text, const struct bh_metric_label *labels,
 		       size_t n_labels, double value)
 {
-	assert(text->type != BH_FAMILY_HISTOGRAM);
+	assert(text->type != BH_METRIC_HISTOGRAM);
 	put_sample(text, "", labels, n_labels, value);
 }
 
@@ -294,7 +294,7 @@ void bh_metrics_histogram(struct bh_metrics_text *text, const struct bh_metric_l
 	size_t head = text->used, head_length;
 	uint64_t seen = 0;
 
-	assert(text->type == BH_FAMILY_HISTOGRAM);
+	assert(text->type == BH_METRIC_HISTOGRAM);
 	bounds_make(text);
 	put(text, text->name);
 	put(text, "_bucket");

@@ -33,7 +33,7 @@ char *bh_metrics_render(const struct bh_metrics *metrics, size_t *ret_length);
 /* Memory was refused to a render function: there will be no page, for half of one would be untrue. */
 void bh_metrics_fail(struct bh_metrics_text *text);
 
-enum bh_family_type { BH_FAMILY_COUNTER, BH_FAMILY_GAUGE, BH_FAMILY_HISTOGRAM };
+enum bh_metric_type { BH_METRIC_COUNTER, BH_METRIC_GAUGE, BH_METRIC_HISTOGRAM };
 
 struct bh_metric_label {
 	const char *name;
@@ -41,7 +41,7 @@ struct bh_metric_label {
 };
 
 /* `name` without suffix: a counter's samples get `_total`, as OpenMetrics wants it. */
-void bh_metrics_family(struct bh_metrics_text *text, enum bh_family_type type, const char *name,
+void bh_metrics_family(struct bh_metrics_text *text, enum bh_metric_type type, const char *name,
 		       const char *help);
 /* A sample of the present family. */
 void bh_metrics_sample(struct bh_metrics_text *text, const struct bh_metric_label *labels,
