@@ -311,7 +311,7 @@ static void render_build_metrics(struct bh_metrics_text *text, void *arg)
 
 	(void)arg;
 	snprintf(number, sizeof(number), "%.*s", (int)strcspn(python, " "), python);
-	bh_metrics_family(text, BH_METRIC_GAUGE, "bulkhead_build_info",
+	bh_metrics_family(text, BH_METRICS_GAUGE, "bulkhead_build_info",
 			  "1; its labels say which Bulkhead and which Python this is.");
 	bh_metrics_sample(text, labels, BH_ARRAY_LEN(labels), 1);
 }

@@ -193,11 +193,11 @@ void bh_metrics_fail(struct bh_metrics_text *text)
 static const char *type_name(enum bh_metric_type type)
 {
 	switch (type) {
-	case BH_METRIC_COUNTER:
+	case BH_METRICS_COUNTER:
 		return "counter";
-	case BH_METRIC_GAUGE:
+	case BH_METRICS_GAUGE:
 		return "gauge";
-	case BH_METRIC_HISTOGRAM:
+	case BH_METRICS_HISTOGRAM:
 		return "histogram";
 	}
 	bh_unreachable();
@@ -207,7 +207,7 @@ void bh_metrics_family(struct bh_metrics_text *text, enum bh_metric_type type, c
 		       const char *help)
 {
 	int length = snprintf(text->name, sizeof(text->name), "%s%s", name,
-			      type == BH_METRIC_COUNTER ? "_total" : "");
+			      type == BH_METRICS_COUNTER ? "_total" : "");
 
 	assert(length > 0 && (size_t)length < sizeof(text->name));
 	(void)length;
@@ -256,7 +256,7 @@ static void put_sample(struct bh_metrics_text *text, const char *suffix,
 void bh_metrics_sample(struct bh_metrics_text *text, const struct bh_metric_label *labels,
 		       size_t n_labels, double value)
 {
-	assert(text->type != BH_METRIC_HISTOGRAM);
+	assert(text->type != BH_METRICS_HISTOGRAM);
 	put_sample(text, "", labels, n_labels, value);
 }
 
@@ -294,7 +294,7 @@ void bh_metrics_histogram(struct bh_metrics_text *text, const struct bh_metric_l
 	size_t head = text->used, head_length;
 	uint64_t seen = 0;
 
-	assert(text->type == BH_METRIC_HISTOGRAM);
+	assert(text->type == BH_METRICS_HISTOGRAM);
 	bounds_make(text);
 	put(text, text->name);
 	put(text, "_bucket");

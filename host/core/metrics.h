@@ -33,7 +33,7 @@ char *bh_metrics_render(const struct bh_metrics *metrics, size_t *ret_length);
 /* Memory was refused to a render function: there will be no page, for half of one would be untrue. */
 void bh_metrics_fail(struct bh_metrics_text *text);
 
-enum bh_metric_type { BH_METRIC_COUNTER, BH_METRIC_GAUGE, BH_METRIC_HISTOGRAM };
+enum bh_metric_type { BH_METRICS_COUNTER, BH_METRICS_GAUGE, BH_METRICS_HISTOGRAM };
 
 struct bh_metric_label {
 	const char *name;

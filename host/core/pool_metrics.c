@@ -40,7 +40,7 @@ static uint64_t outcomes_of(const struct bh_pool_books *books, enum bh_outcome o
 
 static void put_outcomes(struct bh_metrics_text *text, const struct sight *sights, size_t n)
 {
-	bh_metrics_family(text, BH_METRIC_COUNTER, "bulkhead_pool_tasks",
+	bh_metrics_family(text, BH_METRICS_COUNTER, "bulkhead_pool_tasks",
 			  "Tasks that have ended, by outcome.");
 	for (size_t i = 0; i < n; i++) {
 		for (int outcome = BH_OUTCOME_DONE; outcome < BH_OUTCOMES; outcome++) {
@@ -58,7 +58,7 @@ static void put_outcomes(struct bh_metrics_text *text, const struct sight *sight
 
 static void put_states(struct bh_metrics_text *text, const struct sight *sights, size_t n)
 {
-	bh_metrics_family(text, BH_METRIC_GAUGE, "bulkhead_pool_state",
+	bh_metrics_family(text, BH_METRICS_GAUGE, "bulkhead_pool_state",
 			  "1 for the state that the pool is in, 0 for the others.");
 	for (size_t i = 0; i < n; i++) {
 		for (int state = 0; state < BH_POOL_STATES; state++) {
@@ -119,17 +119,17 @@ static const struct {
 	const char *name, *help;
 	double (*value)(const struct sight *sight);
 } rows[] = {
-	{ BH_METRIC_COUNTER, "bulkhead_pool_submitted", "Tasks that were accepted.", submitted },
-	{ BH_METRIC_COUNTER, "bulkhead_pool_refused",
+	{ BH_METRICS_COUNTER, "bulkhead_pool_submitted", "Tasks that were accepted.", submitted },
+	{ BH_METRICS_COUNTER, "bulkhead_pool_refused",
 	  "Submissions that were refused because the queue was full.", refused },
-	{ BH_METRIC_GAUGE, "bulkhead_pool_queued", "Tasks that wait for a worker.", queued },
-	{ BH_METRIC_GAUGE, "bulkhead_pool_running", "Tasks that run on a worker.", running },
-	{ BH_METRIC_GAUGE, "bulkhead_pool_pending",
+	{ BH_METRICS_GAUGE, "bulkhead_pool_queued", "Tasks that wait for a worker.", queued },
+	{ BH_METRICS_GAUGE, "bulkhead_pool_running", "Tasks that run on a worker.", running },
+	{ BH_METRICS_GAUGE, "bulkhead_pool_pending",
 	  "Tasks that have left their worker and are not completed yet.", pending },
-	{ BH_METRIC_GAUGE, "bulkhead_pool_abandoned_alive",
+	{ BH_METRICS_GAUGE, "bulkhead_pool_abandoned_alive",
 	  "Tasks that were given up and have not truly ended.", abandoned_alive },
-	{ BH_METRIC_GAUGE, "bulkhead_pool_workers", "Workers of the pool.", workers },
-	{ BH_METRIC_GAUGE, "bulkhead_pool_queue_limit", "How many tasks may wait or be pending.",
+	{ BH_METRICS_GAUGE, "bulkhead_pool_workers", "Workers of the pool.", workers },
+	{ BH_METRICS_GAUGE, "bulkhead_pool_queue_limit", "How many tasks may wait or be pending.",
 	  queue_limit },
 };
 

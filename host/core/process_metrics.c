@@ -20,14 +20,14 @@
 static void put_gauge(struct bh_metrics_text *text, const char *name, const char *help,
 		      double value)
 {
-	bh_metrics_family(text, BH_METRIC_GAUGE, name, help);
+	bh_metrics_family(text, BH_METRICS_GAUGE, name, help);
 	bh_metrics_sample(text, NULL, 0, value);
 }
 
 static void put_counter(struct bh_metrics_text *text, const char *name, const char *help,
 			double value)
 {
-	bh_metrics_family(text, BH_METRIC_COUNTER, name, help);
+	bh_metrics_family(text, BH_METRICS_COUNTER, name, help);
 	bh_metrics_sample(text, NULL, 0, value);
 }
 

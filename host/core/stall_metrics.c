@@ -13,7 +13,7 @@ static double seconds(uint64_t ns)
 
 static void put_counts(struct bh_metrics_text *text, const struct bh_stall_counts *counts)
 {
-	bh_metrics_family(text, BH_METRIC_COUNTER, "bulkhead_stalls",
+	bh_metrics_family(text, BH_METRICS_COUNTER, "bulkhead_stalls",
 			  "Stalls that have begun, by what was stuck.");
 	for (int kind = 0; kind < BH_STALL_KINDS; kind++) {
 		const struct bh_metric_label labels[] = {
@@ -27,7 +27,7 @@ static void put_counts(struct bh_metrics_text *text, const struct bh_stall_count
 static void put_lags(struct bh_metrics_text *text, const struct bh_stall_loop *loops, size_t n)
 {
 	bh_metrics_family(
-		text, BH_METRIC_GAUGE, "bulkhead_loop_lag_seconds",
+		text, BH_METRICS_GAUGE, "bulkhead_loop_lag_seconds",
 		"For how long the loop has not answered by now, or took to the last time.");
 	for (size_t i = 0; i < n; i++) {
 		const struct bh_metric_label labels[] = { { "loop", loops[i].name } };
@@ -37,7 +37,7 @@ static void put_lags(struct bh_metrics_text *text, const struct bh_stall_loop *l
 		bh_metrics_sample(text, labels, BH_ARRAY_LEN(labels),
 				  seconds(lag->now_ns > lag->last_ns ? lag->now_ns : lag->last_ns));
 	}
-	bh_metrics_family(text, BH_METRIC_HISTOGRAM, "bulkhead_loop_answer_seconds",
+	bh_metrics_family(text, BH_METRICS_HISTOGRAM, "bulkhead_loop_answer_seconds",
 			  "How long the loop took to answer a sign of life.");
 	for (size_t i = 0; i < n; i++) {
 		const struct bh_metric_label labels[] = { { "loop", loops[i].name } };

@@ -52,17 +52,17 @@ static const struct {
 	const char *name, *help;
 	double (*value)(const struct bh_gil_stats *stats);
 } rows[] = {
-	{ BH_METRIC_COUNTER, "bulkhead_gil_entries", "Outermost entries into the interpreter.",
+	{ BH_METRICS_COUNTER, "bulkhead_gil_entries", "Outermost entries into the interpreter.",
 	  entries },
-	{ BH_METRIC_COUNTER, "bulkhead_gil_nested_entries",
+	{ BH_METRICS_COUNTER, "bulkhead_gil_nested_entries",
 	  "Entries of threads that were inside already.", nested },
-	{ BH_METRIC_COUNTER, "bulkhead_gil_unsanctioned_entries",
+	{ BH_METRICS_COUNTER, "bulkhead_gil_unsanctioned_entries",
 	  "Entries of control-plane threads at sites that are for data only.", unsanctioned },
-	{ BH_METRIC_COUNTER, "bulkhead_gil_held_seconds",
+	{ BH_METRICS_COUNTER, "bulkhead_gil_held_seconds",
 	  "How long the GIL was held, sampled from the interpreter's own record.", held },
-	{ BH_METRIC_GAUGE, "bulkhead_gil_wait_max_seconds",
+	{ BH_METRICS_GAUGE, "bulkhead_gil_wait_max_seconds",
 	  "The longest time from asking for the GIL to getting it.", wait_max },
-	{ BH_METRIC_GAUGE, "bulkhead_gil_inside_max_seconds",
+	{ BH_METRICS_GAUGE, "bulkhead_gil_inside_max_seconds",
 	  "The longest time from entry to leave, whoever held the GIL in between.", inside_max },
 };
 
@@ -126,7 +126,7 @@ static void put_times(struct bh_metrics_text *text, const struct reading *all, c
 		      const char *help,
 		      const struct bh_gil_times *(*times_of)(const struct bh_gil_stats *stats))
 {
-	bh_metrics_family(text, BH_METRIC_HISTOGRAM, name, help);
+	bh_metrics_family(text, BH_METRICS_HISTOGRAM, name, help);
 	for (; all; all = all->next) {
 		const struct bh_metric_label labels[] = LABELS(&all->stats);
 		const struct bh_gil_times *times = times_of(&all->stats);
@@ -165,7 +165,7 @@ static void put_holder(struct bh_metrics_text *text)
 	uint64_t now = bh_now_ns();
 
 	bh_gil_holder_read(&holder);
-	bh_metrics_family(text, BH_METRIC_GAUGE, "bulkhead_gil_holder_seconds",
+	bh_metrics_family(text, BH_METRICS_GAUGE, "bulkhead_gil_holder_seconds",
 			  "Who holds the GIL now, and for how long by now.");
 	if (holder.held) {
 		const struct bh_metric_label labels[] = {
@@ -186,7 +186,7 @@ static void put_waiting(struct bh_metrics_text *text)
 
 	while (bh_gil_row_view(&cursor, &view))
 		n += view.state == BH_GIL_WAITING;
-	put_one(text, BH_METRIC_GAUGE, "bulkhead_gil_waiting_threads",
+	put_one(text, BH_METRICS_GAUGE, "bulkhead_gil_waiting_threads",
 		"Threads that wait for the GIL now.", n);
 }
 
@@ -197,10 +197,10 @@ static void put_probe(struct bh_metrics_text *text)
 	struct bh_gil_probe_stats stats;
 
 	bh_gil_probe_read(&stats, &counts);
-	bh_metrics_family(text, BH_METRIC_HISTOGRAM, "bulkhead_gil_probe_wait_seconds",
+	bh_metrics_family(text, BH_METRICS_HISTOGRAM, "bulkhead_gil_probe_wait_seconds",
 			  "How long the probe took to get the GIL.");
 	bh_metrics_histogram(text, NULL, 0, &counts, seconds(stats.total_ns));
-	put_one(text, BH_METRIC_GAUGE, "bulkhead_gil_probe_waiting_seconds",
+	put_one(text, BH_METRICS_GAUGE, "bulkhead_gil_probe_waiting_seconds",
 		"For how long the probe has been waiting for the GIL by now.",
 		since && since < now ? seconds(now - since) : 0);
 }
@@ -222,14 +222,14 @@ void bh_gil_metrics_render(struct bh_metrics_text *text, void *arg)
 	put_times(text, all, "bulkhead_gil_inside_seconds",
 		  "From an outermost entry to its leave, whoever held the GIL in between.",
 		  inside_of);
-	put_one(text, BH_METRIC_COUNTER, "bulkhead_gil_unsanctioned",
+	put_one(text, BH_METRICS_COUNTER, "bulkhead_gil_unsanctioned",
 		"Entries of control-plane threads at sites that are for data only, all sites "
 		"together, also while the ledger is off.",
 		(double)bh_gil_unsanctioned_count());
-	put_one(text, BH_METRIC_GAUGE, "bulkhead_gil_parked_threads",
+	put_one(text, BH_METRICS_GAUGE, "bulkhead_gil_parked_threads",
 		"Raw callers that came after the gate had closed and are parked for good.",
 		(double)bh_gil_parked());
-	put_one(text, BH_METRIC_GAUGE, "bulkhead_gil_gate_closed",
+	put_one(text, BH_METRICS_GAUGE, "bulkhead_gil_gate_closed",
 		"1 once nobody may enter the interpreter any more.", bh_gil_gate_closed());
 	put_holder(text);
 	put_waiting(text);

@@ -58,9 +58,9 @@ static void render_both(struct bh_metrics_text *text, void *arg)
 	const struct bh_metric_label labels[] = { { "a", "x" }, { "b", "" } };
 
 	(void)arg;
-	bh_metrics_family(text, BH_METRIC_COUNTER, "bulkhead_things", "What there was.");
+	bh_metrics_family(text, BH_METRICS_COUNTER, "bulkhead_things", "What there was.");
 	bh_metrics_sample(text, NULL, 0, 3);
-	bh_metrics_family(text, BH_METRIC_GAUGE, "bulkhead_now", "What there is.");
+	bh_metrics_family(text, BH_METRICS_GAUGE, "bulkhead_now", "What there is.");
 	bh_metrics_sample(text, labels, 2, -0.25);
 	bh_metrics_sample(text, labels, 1, 0);
 }
@@ -81,7 +81,7 @@ static void render_label(struct bh_metrics_text *text, void *arg)
 {
 	const struct bh_metric_label label = { "l", arg };
 
-	bh_metrics_family(text, BH_METRIC_GAUGE, "g", "one \\ two\n\"three\"");
+	bh_metrics_family(text, BH_METRICS_GAUGE, "g", "one \\ two\n\"three\"");
 	bh_metrics_sample(text, &label, 1, 1);
 }
 
@@ -110,7 +110,7 @@ static void escapes(void)
 
 static void render_number(struct bh_metrics_text *text, void *arg)
 {
-	bh_metrics_family(text, BH_METRIC_GAUGE, "g", "h");
+	bh_metrics_family(text, BH_METRICS_GAUGE, "g", "h");
 	bh_metrics_sample(text, NULL, 0, *(const double *)arg);
 }
 
@@ -161,7 +161,7 @@ static void render_histogram(struct bh_metrics_text *text, void *arg)
 	struct bh_histogram_counts counts = { 0 };
 
 	bh_histogram_collect(arg, &counts);
-	bh_metrics_family(text, BH_METRIC_HISTOGRAM, "h_seconds", "h");
+	bh_metrics_family(text, BH_METRICS_HISTOGRAM, "h_seconds", "h");
 	bh_metrics_histogram(text, &label, 1, &counts, 200.5);
 }
 
@@ -220,7 +220,7 @@ static void empty_page(void)
 static void render_many(struct bh_metrics_text *text, void *arg)
 {
 	(void)arg;
-	bh_metrics_family(text, BH_METRIC_GAUGE, "many", "m");
+	bh_metrics_family(text, BH_METRICS_GAUGE, "many", "m");
 	for (int i = 0; i < 20000; i++) {
 		char number[16];
 		const struct bh_metric_label label = { "i", number };
