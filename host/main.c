@@ -32,6 +32,7 @@
 #include "host/plugin/imports.h"
 #include "host/plugin/module.h"
 #include "host/plugin/note.h"
+#include "host/plugin/report.h"
 #include "host/python/python.h"
 #include "host/stalls.h"
 
@@ -41,6 +42,7 @@
 #define PROBE_GRACE_NS (100 * BH_NS_PER_MS)
 #define WATCHDOG_GRACE_NS (2 * BH_NS_PER_S) /* it may be taking stacks */
 #define LIST_MAX 64
+#define HEALTH_CLOSED (1u << 31)
 #ifdef BH_FAULTS
 #define FAULTS ", faults on"
 #else
@@ -59,6 +61,12 @@ struct options {
 	bool check;
 };
 
+/* What a plugin's report of its health needs; it may come from a thread that outlives all else. */
+struct healthway {
+	struct host *host; /* I */
+	size_t index;	   /* I: in the manifest */
+};
+
 struct host {
 	struct bh_config *config;
 	struct bh_views views;
@@ -69,6 +77,11 @@ struct host {
 	struct bh_control *control;
 	struct bh_stalls *stalls;
 	_Atomic(struct bh_module *) *modules; /* manifest order; A: release by main, once each */
+	_Atomic int *plugin_health;	      /* one a plugin; A: relaxed, by the conductor */
+	struct healthway *healthways; /* I: one a plugin; never freed while a plugin may call */
+	/* Who is reporting; HEALTH_CLOSED is added for good before the control loop's handle goes (A:
+	 * acquire in, release out). */
+	_Atomic uint32_t health_users;
 	_Atomic uint64_t stop_deadline_ns;
 	char *socket_path;
 	char **search; /* NULL-terminated, for bh_module_set_search */
@@ -234,6 +247,64 @@ static void announce(struct bh_module *module, enum bh_pool_state state, void *a
 	bh_control_pool_announce(host->control, bh_module_pool(module), state);
 }
 
+/* On any thread of a plugin's, at any time. */
+static void health_reported(const struct bh_error *cause, void *arg)
+{
+	const struct healthway *way = arg;
+	struct host *host = way->host;
+
+	if (!(atomic_fetch_add_explicit(&host->health_users, 1, memory_order_acquire) &
+	      HEALTH_CLOSED))
+		bh_control_plugin_health(host->control, way->index, cause);
+	atomic_fetch_sub_explicit(&host->health_users, 1, memory_order_release);
+}
+
+/* Whoever is inside leaves without waiting for anything. False: somebody is there still, and what he
+ * uses must stay. */
+static bool close_healthways(struct host *host)
+{
+	const struct bh_deadline until = bh_deadline_after(LAST_WORDS_NS);
+	const struct timespec pause = { 0, 100000 };
+
+	atomic_fetch_or_explicit(&host->health_users, HEALTH_CLOSED, memory_order_acq_rel);
+	while (atomic_load_explicit(&host->health_users, memory_order_acquire) != HEALTH_CLOSED) {
+		if (bh_deadline_passed(until))
+			return false;
+		nanosleep(&pause, NULL);
+	}
+	return true;
+}
+
+/* All reports of loaded plugins, manifest order. False: no memory, an empty list. */
+static bool list_reports(struct host *host, struct bh_report ***ret_reports, size_t *ret_n)
+{
+	struct bh_report **reports = calloc(host->config->n_plugins + 1, sizeof(*reports));
+	size_t n = 0;
+
+	for (size_t i = 0; reports && i < host->config->n_plugins; i++) {
+		struct bh_module *module =
+			atomic_load_explicit(&host->modules[i], memory_order_acquire);
+
+		if (module)
+			reports[n++] = bh_module_report(module);
+	}
+	*ret_reports = reports;
+	*ret_n = n;
+	return reports != NULL;
+}
+
+static bh_status admit_metrics(struct host *host, struct bh_module *module, struct bh_error *err)
+{
+	struct bh_report **earlier = NULL;
+	size_t n;
+
+	if (!list_reports(host, &earlier, &n))
+		return bh_raise(err, -ENOMEM, "main.alloc");
+	bh_report_admit(bh_module_report(module), earlier, n);
+	free(earlier);
+	return 0;
+}
+
 static void load_plugin(struct bh_request *request, void *arg)
 {
 	struct host *host = arg;
@@ -244,6 +315,8 @@ static void load_plugin(struct bh_request *request, void *arg)
 		bh_module_load(&host->config->plugins[request->index], &module, &request->error);
 	bh_exit_hook_refresh(); /* EXIT-2: behind what its libraries registered unseen */
 	if (request->status == 0)
+		request->status = admit_metrics(host, module, &request->error);
+	if (request->status == 0)
 		request->status = bh_exit_registry_add(host->registry, bh_module_pool(module),
 						       &request->error);
 	if (request->status < 0) {
@@ -252,6 +325,7 @@ static void load_plugin(struct bh_request *request, void *arg)
 		return;
 	}
 	bh_module_set_announce(module, announce, host);
+	bh_module_set_health(module, health_reported, &host->healthways[request->index]);
 	reply = json_pack("{s:s, s:s, s:o}", "path", bh_module_path(module), "version",
 			  bh_module_version(module), "raw_gil", bh_module_render_raw(module));
 	request->reply = reply ? json_dumps(reply, JSON_COMPACT) : NULL;
@@ -300,6 +374,33 @@ static void render_pool_metrics(struct bh_metrics_text *text, void *arg)
 		bh_pool_metrics_render(text, pools, n);
 	else
 		bh_metrics_fail(text);
+}
+
+static void render_plugin_metrics(struct bh_metrics_text *text, void *arg)
+{
+	struct host *host = arg;
+	struct bh_report **reports = NULL;
+	size_t n;
+
+	bh_metrics_family(
+		text, BH_METRICS_GAUGE, "bulkhead_plugin_healthy",
+		"1 for a plugin that is as it should be, 0 for one that reports otherwise "
+		"or has failed.");
+	for (size_t i = 0; i < host->config->n_plugins; i++) {
+		int health = atomic_load_explicit(&host->plugin_health[i], memory_order_relaxed);
+		const struct bh_metric_label labels[] = {
+			{ "plugin", host->config->plugins[i].label },
+		};
+
+		if (health != BH_PLUGIN_NOT_UP)
+			bh_metrics_sample(text, labels, BH_ARRAY_LEN(labels),
+					  health == BH_PLUGIN_HEALTHY);
+	}
+	if (list_reports(host, &reports, &n))
+		bh_report_render_metrics(text, reports, n);
+	else
+		bh_metrics_fail(text);
+	free(reports);
 }
 
 static void render_build_metrics(struct bh_metrics_text *text, void *arg)
@@ -353,6 +454,13 @@ static struct bh_module *module_at(size_t index, void *arg)
 	return atomic_load_explicit(&host->modules[index], memory_order_acquire);
 }
 
+static json_t *render_plugin(size_t index, void *arg)
+{
+	struct bh_module *module = module_at(index, arg);
+
+	return module ? bh_report_render(bh_module_report(module)) : NULL;
+}
+
 static json_t *render_python(void *arg)
 {
 	(void)arg;
@@ -381,8 +489,13 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 	if (!set_environment(host->config))
 		return bh_raise(err, -ENOMEM, "main.environment");
 	host->modules = calloc(host->config->n_plugins + 1, sizeof(*host->modules));
-	if (!host->modules || asprintf(&host->socket_path, "%s/%s.sock", host->config->runtime_dir,
-				       host->config->name) < 0)
+	host->plugin_health = calloc(host->config->n_plugins + 1, sizeof(*host->plugin_health));
+	host->healthways = calloc(host->config->n_plugins + 1, sizeof(*host->healthways));
+	for (size_t i = 0; host->healthways && i < host->config->n_plugins; i++)
+		host->healthways[i] = (struct healthway){ .host = host, .index = i };
+	if (!host->modules || !host->plugin_health || !host->healthways ||
+	    asprintf(&host->socket_path, "%s/%s.sock", host->config->runtime_dir,
+		     host->config->name) < 0)
 		return bh_raise(err, -ENOMEM, "main.alloc");
 	st = bh_log_start((enum bh_log_level)host->config->log_level, err);
 	if (st == 0)
@@ -409,6 +522,7 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 	bh_views_add(&host->views, "gil", bh_gil_render, NULL);
 	bh_metrics_add(&host->metrics, bh_gil_metrics_render, NULL);
 	bh_metrics_add(&host->metrics, render_pool_metrics, host);
+	bh_metrics_add(&host->metrics, render_plugin_metrics, host);
 	bh_metrics_add(&host->metrics, bh_process_metrics_render, NULL);
 	bh_metrics_add(&host->metrics, render_build_metrics, NULL);
 	if (host->stalls)
@@ -428,6 +542,9 @@ static bh_status start_control(struct host *host, struct bh_error *err)
 		.main = &host->inbox,
 		.interrupt_main = bh_python_interrupt_main,
 		.stop_deadline_ns = &host->stop_deadline_ns,
+		.render_plugin = render_plugin,
+		.plugin_health = host->plugin_health,
+		.arg = host,
 	};
 
 	return bh_control_start(&config, &host->control, err);
@@ -608,6 +725,7 @@ static void release(struct host *host)
 	host->stalls = bh_stalls_free(host->stalls);
 	release_modules(host);
 	free(host->modules);
+	free(host->plugin_health);
 	free(host->socket_path);
 	for (size_t i = 0; host->search && host->search[i]; i++)
 		free(host->search[i]);
@@ -655,6 +773,8 @@ static int run(struct host *host)
 	/* Nothing is left for the hook. If it is at work on another thread, that one ends the
 	 * process, and still uses what would be freed below. */
 	bh_exit_hook_claim();
+	if (!close_healthways(host))
+		clean = false;
 	status = bh_control_join(host->control);
 	clean = clean && status != EX_WEDGED;
 	if (clean) {

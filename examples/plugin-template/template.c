@@ -110,4 +110,5 @@ BH_PLUGIN("template", "0.1") = {
 	.worker_stop = NULL,
 	.progress = NULL,
 	.cancel = NULL,
+	.metrics = BH_NO_TABLE,
 };

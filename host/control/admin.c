@@ -261,6 +261,11 @@ static void serve_apps(struct bh_admin *admin, struct evhttp_request *http)
 	reply_json(admin, http, 200, bh_conductor_render_apps(admin->config.conductor));
 }
 
+static void serve_plugins(struct bh_admin *admin, struct evhttp_request *http)
+{
+	reply_json(admin, http, 200, bh_conductor_render_plugins(admin->config.conductor));
+}
+
 static void serve_metrics(struct bh_admin *admin, struct evhttp_request *http)
 {
 	static const struct bh_metrics none = { 0 };
@@ -558,6 +563,7 @@ static const struct route routes[] = {
 	{ "/readyz", EVHTTP_REQ_GET, serve_readyz },
 	{ "/metrics", EVHTTP_REQ_GET, serve_metrics },
 	{ "/v1/status", EVHTTP_REQ_GET, serve_status },
+	{ "/v1/plugins", EVHTTP_REQ_GET, serve_plugins },
 	{ "/v1/apps", EVHTTP_REQ_GET, serve_apps },
 	{ "/v1/stop", EVHTTP_REQ_POST, serve_stop },
 };

@@ -64,9 +64,11 @@ struct part {
 	struct bh_pool *pool;  /* plugin; borrowed from its module */
 	bool pool_running;     /* started and not yet joined */
 	bool pool_failed_seen;
-	char *path, *version; /* plugin; owned */
-	json_t *raw_gil;      /* plugin; owned: names of raw GIL functions that it imports */
-	json_t *endpoints;    /* app; owned: what it offers, NULL until it has been loaded */
+	char *path, *version;	/* plugin; owned */
+	json_t *raw_gil;	/* plugin; owned: names of raw GIL functions that it imports */
+	struct bh_error health; /* plugin: what it reports; status 0: as it should be */
+	uint64_t health_at_ns;	/* plugin: since when, monotonic; 0: it has said nothing yet */
+	json_t *endpoints;	/* app; owned: what it offers, NULL until it has been loaded */
 };
 
 struct bh_conductor {
@@ -177,6 +179,39 @@ static const char *subject(const struct bh_conductor *c)
 		return "main";
 	}
 	bh_unreachable();
+}
+
+/* A failed pool is more than degraded, and one that has ended is no longer. */
+static bool is_degraded(const struct part *part)
+{
+	return (part->state == PART_STARTING || part->state == PART_UP ||
+		part->state == PART_STOPPING) &&
+	       bh_error_is_set(&part->health);
+}
+
+static enum bh_plugin_health health_of(const struct part *part)
+{
+	switch (part->state) {
+	case PART_WAITING:
+	case PART_SKIPPED:
+		return BH_PLUGIN_NOT_UP;
+	case PART_STARTING:
+	case PART_UP:
+	case PART_STOPPING:
+	case PART_DOWN:
+		return is_degraded(part) ? BH_PLUGIN_UNHEALTHY : BH_PLUGIN_HEALTHY;
+	case PART_FAILED:
+		return BH_PLUGIN_UNHEALTHY;
+	}
+	bh_unreachable();
+}
+
+/* For /metrics, which others render. */
+static void show_health(struct bh_conductor *c, const struct part *part)
+{
+	if (c->config.control->plugin_health)
+		atomic_store_explicit(&c->config.control->plugin_health[part - c->plugins],
+				      health_of(part), memory_order_relaxed);
 }
 
 /* ---- timers and requests --------------------------------------------------------------------- */
@@ -350,12 +385,14 @@ static bool plugin_failed(struct bh_conductor *c, const struct bh_error *cause, 
 	part->cause = *cause;
 	if (may_skip(plugin, cause, opening)) {
 		part->state = PART_SKIPPED;
+		show_health(c, part);
 		bh_error_note(&part->cause, cause->status,
 			      BH_FACTS_(BH_STR("plugin", plugin->label)));
 		bh_log_error(BH_LOG_WARNING, COMPONENT, "optional plugin skipped", &part->cause);
 		return true;
 	}
 	part->state = PART_FAILED;
+	show_health(c, part);
 	if (strncmp(cause->id, "option.", 7) == 0 && cause->status != -ENOMEM)
 		c->bad_setup = true;
 	else
@@ -383,6 +420,7 @@ static void plugin_loaded(struct bh_conductor *c, const struct bh_request *reply
 		       BH_STR("plugin", c->manifest->plugins[reply->index].label));
 	json_decref(root);
 	part->pool = reply->pool;
+	show_health(c, part);
 }
 
 /* Thread creation is the only thing that can fail here; it fails like an open. */
@@ -969,12 +1007,93 @@ static void on_step_timer(evutil_socket_t fd, short what, void *arg)
 	bh_unreachable();
 }
 
+static json_t *facts_of(const struct bh_error *cause)
+{
+	json_t *facts = json_object();
+
+	for (unsigned i = 0; facts && i < cause->n_facts; i++)
+		json_object_set_new(facts, bh_error_key(cause, i),
+				    json_string(bh_error_value(cause, i)));
+	return facts;
+}
+
+static bool same_cause(const struct bh_error *a, const struct bh_error *b)
+{
+	if (a->status != b->status || a->status == 0)
+		return a->status == b->status;
+	if (strcmp(a->id, b->id) != 0 || a->n_facts != b->n_facts)
+		return false;
+	for (unsigned i = 0; i < a->n_facts; i++)
+		if (strcmp(bh_error_key(a, i), bh_error_key(b, i)) != 0 ||
+		    strcmp(bh_error_value(a, i), bh_error_value(b, i)) != 0)
+			return false;
+	return true;
+}
+
+static void log_health(const char *label, const struct bh_error *cause)
+{
+	struct bh_error shown = *cause;
+
+	if (!bh_error_is_set(cause)) {
+		bh_log(BH_LOG_WARNING, COMPONENT, "plugin has recovered", BH_STR("plugin", label));
+		return;
+	}
+	bh_error_note(&shown, shown.status, BH_FACTS_(BH_STR("plugin", label)));
+	bh_log_error(BH_LOG_WARNING, COMPONENT, "plugin is degraded", &shown);
+}
+
+/* A pool that has ended has said its last word, whatever threads its plugin may have left. */
+static bool may_report(const struct part *part)
+{
+	if (!part->pool || part->state == PART_FAILED || part->state == PART_SKIPPED ||
+	    part->state == PART_DOWN)
+		return false;
+	switch (bh_pool_state(part->pool)) {
+	case BH_POOL_NEW:
+	case BH_POOL_BUILDING:
+	case BH_POOL_READY:
+	case BH_POOL_DRAINING:
+	case BH_POOL_EXITING:
+		return true;
+	case BH_POOL_CLEAN:
+	case BH_POOL_FAILED:
+	case BH_POOL_BUILD_FAILED:
+	case BH_POOL_WEDGED:
+		return false;
+	}
+	bh_unreachable();
+}
+
+void bh_conductor_plugin_health(struct bh_conductor *c, size_t index, const struct bh_error *cause)
+{
+	const char *label = c->manifest->plugins[index].label;
+	struct part *part = &c->plugins[index];
+	bool degraded = bh_error_is_set(cause);
+
+	if (c->aside || !may_report(part))
+		return;
+	if (same_cause(&part->health, cause)) {
+		if (part->health_at_ns == 0)
+			part->health_at_ns = bh_now_ns();
+		return;
+	}
+	part->health = *cause;
+	part->health_at_ns = bh_now_ns();
+	show_health(c, part);
+	log_health(label, cause);
+	c->config.tell_apps(json_pack("{s:s, s:s, s:s?, s:o}", "kind",
+				      degraded ? "degraded" : "recovered", "pool", label, "code",
+				      degraded ? cause->id : NULL, "facts", facts_of(cause)),
+			    c->config.arg);
+}
+
 static void pool_failed_while_up(struct bh_conductor *c, struct part *part)
 {
 	if (part->pool_failed_seen || !bh_pool_cause(part->pool, &part->cause))
 		return;
 	part->pool_failed_seen = true;
 	part->state = PART_FAILED;
+	show_health(c, part);
 	bh_log_error(BH_LOG_ERROR, COMPONENT, "pool failed", &part->cause);
 	if (c->manifest->on_pool_failure != BH_EXIT_HOST)
 		return;
@@ -986,16 +1105,12 @@ static void pool_failed_while_up(struct bh_conductor *c, struct part *part)
 static void tell_pool_failed(struct bh_conductor *c, struct bh_pool *pool)
 {
 	struct bh_error cause = { 0 };
-	json_t *facts;
 
 	if (!bh_pool_cause(pool, &cause))
 		bh_raise(&cause, -EIO, "pool.failed");
-	facts = json_object();
-	for (unsigned i = 0; facts && i < cause.n_facts; i++)
-		json_object_set_new(facts, bh_error_key(&cause, i),
-				    json_string(bh_error_value(&cause, i)));
 	c->config.tell_apps(json_pack("{s:s, s:s, s:s, s:o}", "kind", "pool-failed", "pool",
-				      bh_pool_label(pool), "code", cause.id, "facts", facts),
+				      bh_pool_label(pool), "code", cause.id, "facts",
+				      facts_of(&cause)),
 			    c->config.arg);
 }
 
@@ -1126,7 +1241,7 @@ bool bh_conductor_is_ready(const struct bh_conductor *c)
 	if (c->phase != PHASE_READY || c->stopping)
 		return false;
 	for (size_t i = 0; i < c->manifest->n_plugins; i++)
-		if (c->plugins[i].state == PART_FAILED)
+		if (c->plugins[i].state == PART_FAILED || is_degraded(&c->plugins[i]))
 			return false;
 	return true;
 }
@@ -1150,13 +1265,17 @@ static void add_reason(json_t *reasons, const char *kind, const char *name, cons
 {
 	char cause[512] = "";
 
-	if (part->state == PART_UP || part->state == PART_SKIPPED)
+	if (part->state == PART_SKIPPED || (part->state == PART_UP && !is_degraded(part)))
 		return;
-	if (bh_error_is_set(&part->cause))
+	if (is_degraded(part))
+		bh_error_render(&part->health, cause, sizeof(cause));
+	else if (bh_error_is_set(&part->cause))
 		bh_error_render(&part->cause, cause, sizeof(cause));
-	json_array_append_new(reasons, json_sprintf("%s %s: %s%s%s", kind, name,
-						    part_state_name(part->state),
-						    cause[0] ? ": " : "", cause));
+	json_array_append_new(
+		reasons,
+		json_sprintf("%s %s: %s%s%s", kind, name,
+			     part->state == PART_UP ? "degraded" : part_state_name(part->state),
+			     cause[0] ? ": " : "", cause));
 }
 
 json_t *bh_conductor_unready_reasons(const struct bh_conductor *c)
@@ -1194,6 +1313,59 @@ static json_t *render_plugin(const struct bh_conductor *c, size_t i)
 			 part->pool ? bh_pool_state_name(bh_pool_state(part->pool)) : NULL,
 			 "optional", c->manifest->plugins[i].optional, "raw_gil", part->raw_gil,
 			 "error", render_cause(part));
+}
+
+/* As a pool's cause (docs/admin-api.md). */
+static json_t *render_error(const struct bh_error *error)
+{
+	char text[1024];
+
+	bh_error_render(error, text, sizeof(text));
+	return json_pack("{s:s, s:o, s:s}", "id", error->id, "facts", facts_of(error), "text",
+			 text);
+}
+
+/* Of a plugin that is not up, or that has closed without an error, nothing is known. */
+static json_t *render_health(const struct part *part)
+{
+	const char *state = NULL;
+	json_t *cause = json_null(), *since = json_null();
+
+	if (part->state == PART_FAILED && part->pool_failed_seen) {
+		state = "failed";
+		cause = render_error(&part->cause);
+	} else if (part->pool_running) {
+		state = is_degraded(part) ? "degraded" : "ok";
+		if (is_degraded(part))
+			cause = render_error(&part->health);
+		if (part->health_at_ns)
+			since = json_real((double)(bh_now_ns() - part->health_at_ns) /
+					  (double)BH_NS_PER_S);
+	}
+	return json_pack("{s:s?, s:o, s:o}", "state", state, "cause", cause, "since_s", since);
+}
+
+json_t *bh_conductor_render_plugins(const struct bh_conductor *c)
+{
+	json_t *plugins = json_array();
+
+	for (size_t i = 0; i < c->manifest->n_plugins; i++) {
+		const struct bh_control_config *control = c->config.control;
+		json_t *row = render_plugin(c, i), *more = NULL;
+
+		json_object_set_new(row, "health", render_health(&c->plugins[i]));
+		if (control->render_plugin)
+			more = control->render_plugin(i, control->arg);
+		if (more)
+			json_object_update(row, more);
+		else {
+			json_object_set_new(row, "facts", json_object());
+			json_object_set_new(row, "metrics", json_array());
+		}
+		json_decref(more);
+		json_array_append_new(plugins, row);
+	}
+	return json_pack("{s:o}", "plugins", plugins);
 }
 
 json_t *bh_conductor_render(const struct bh_conductor *c)

@@ -35,6 +35,9 @@ void bh_conductor_milestone(struct bh_conductor *conductor, enum bh_milestone mi
 			    const struct bh_error *cause);
 void bh_conductor_pool_event(struct bh_conductor *conductor, struct bh_pool *pool,
 			     enum bh_pool_state state);
+/* `cause` with status 0: as it should be. The same as before is no change. */
+void bh_conductor_plugin_health(struct bh_conductor *conductor, size_t index,
+				const struct bh_error *cause);
 void bh_conductor_exit_asked(struct bh_conductor *conductor, int status, const char *app);
 /* Begins the orderly stop; `why` is logged ("SIGTERM", "POST /v1/stop"). `hurry`: every drain
  * deadline is now (a second signal). Returns false when it was under way already (and hurries it if
@@ -55,6 +58,8 @@ bool bh_conductor_main_serves(const struct bh_conductor *conductor);
 json_t *bh_conductor_unready_reasons(const struct bh_conductor *conductor);
 /* GET /v1/status without what the loop adds (pid, uptime_s, version, name). */
 json_t *bh_conductor_render(const struct bh_conductor *conductor);
+/* GET /v1/plugins. */
+json_t *bh_conductor_render_plugins(const struct bh_conductor *conductor);
 /* GET /v1/apps: each app with its endpoints, as its load has told them. */
 json_t *bh_conductor_render_apps(const struct bh_conductor *conductor);
 int bh_conductor_exit_status(const struct bh_conductor *conductor);

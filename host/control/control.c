@@ -15,6 +15,7 @@
 
 #include "host/control/admin.h"
 #include "host/control/conductor.h"
+#include "host/control/health.h"
 #include "host/control/listener.h"
 #include "host/control/signals.h"
 #include "host/core/identity.h"
@@ -52,11 +53,21 @@ struct report {
 	struct bh_deadline until; /* stand back */
 };
 
+/* One plugin's way to the loop: one message, which is under way while there is something to take. */
+struct health {
+	struct bh_message message;
+	struct bh_control *control; /* I */
+	size_t index;		    /* I */
+	struct bh_health_box box;
+	atomic_bool posted; /* A: acq_rel: who sees it set has pushed before it is taken */
+};
+
 struct bh_control {
 	struct bh_control_config config; /* I */
 	struct bh_postbox box;		 /* any posts, the loop takes */
 	struct report *reports;		 /* I: the array; any thread claims a node in it */
 	size_t n_reports;		 /* I */
+	struct health *health;		 /* I: the array; one for each plugin of the manifest */
 	pthread_t thread;		 /* I: after start */
 	/* T: the loop, once it runs; start makes them before, join finds them freed. */
 	struct event_base *base;
@@ -179,6 +190,50 @@ void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
 	report->pool = pool;
 	report->state = state;
 	bh_postbox_post(&control->box, &report->message);
+}
+
+/* Without a conductor the loop has ended: they are only freed. */
+static void health_deliver(struct bh_message *message)
+{
+	struct health *health = bh_container_of(message, struct health, message);
+	struct bh_conductor *conductor = health->control->conductor;
+	struct bh_health_change *change;
+
+	atomic_exchange_explicit(&health->posted, false, memory_order_acq_rel);
+	change = bh_health_take(&health->box);
+	while (change) {
+		struct bh_health_change *next = change->next;
+
+		if (conductor)
+			bh_conductor_plugin_health(conductor, health->index, &change->cause);
+		free(change);
+		change = next;
+	}
+}
+
+void bh_control_plugin_health(struct bh_control *control, size_t index,
+			      const struct bh_error *cause)
+{
+	struct health *health = &control->health[index];
+	const char *label = control->config.config->plugins[index].label;
+
+	switch (bh_health_push(&health->box, cause)) {
+	case BH_HEALTH_NO_MEMORY:
+		bh_log(BH_LOG_ERROR, COMPONENT, "no memory for what a plugin reports of its health",
+		       BH_STR("plugin", label));
+		return;
+	case BH_HEALTH_FORGOT:
+		bh_log(BH_LOG_WARNING, COMPONENT,
+		       "a plugin's health changes faster than it is read: only the last one counts",
+		       BH_STR("plugin", label));
+		break;
+	case BH_HEALTH_KEPT:
+		break;
+	}
+	if (atomic_exchange_explicit(&health->posted, true, memory_order_acq_rel))
+		return;
+	health->message.deliver = health_deliver;
+	bh_postbox_post(&control->box, &health->message);
 }
 
 /* Main's answer, or that it is not told after all. Control loop, or its last owner. */
@@ -536,15 +591,23 @@ static bh_status control_new(const struct bh_control_config *config,
 	bh_cond_init(&control->changed);
 	control->n_reports = config->config->n_plugins * BH_POOL_STATES + SPARE_REPORTS;
 	control->reports = calloc(control->n_reports, sizeof(*control->reports));
-	if (!control->reports) {
+	control->health = calloc(config->config->n_plugins + 1, sizeof(*control->health));
+	if (!control->reports || !control->health) {
+		free(control->reports);
+		free(control->health);
 		free(control);
 		return bh_raise(err, -ENOMEM, "control.alloc");
 	}
 	for (size_t i = 0; i < control->n_reports; i++)
 		control->reports[i].control = control;
+	for (size_t i = 0; i < config->config->n_plugins; i++) {
+		control->health[i].control = control;
+		control->health[i].index = i;
+	}
 	st = bh_postbox_init(&control->box, err);
 	if (st < 0) {
 		free(control->reports);
+		free(control->health);
 		free(control);
 		return st;
 	}
@@ -558,6 +621,7 @@ static void control_free(struct bh_control *control)
 	bh_postbox_deliver(&control->box); /* what came after the end is only freed */
 	bh_postbox_fini(&control->box);
 	free(control->reports);
+	free(control->health);
 	bh_cond_fini(&control->changed);
 	bh_mutex_fini(&control->lock);
 	free(control);

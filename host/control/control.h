@@ -17,6 +17,9 @@
 
 struct bh_control;
 
+/* A plugin that is not loaded, or was skipped, is neither of the two. */
+enum bh_plugin_health { BH_PLUGIN_NOT_UP = 0, BH_PLUGIN_HEALTHY, BH_PLUGIN_UNHEALTHY };
+
 /* What main.c gives to the loop: everything of the other modules that it may use. */
 struct bh_control_config {
 	const struct bh_config *config; /* borrowed */
@@ -30,6 +33,13 @@ struct bh_control_config {
 	/* A: relaxed; written once by the conductor when a stop begins: when the process must be
 	 * gone, monotonic; UINT64_MAX before. Owned by main.c. */
 	_Atomic uint64_t *stop_deadline_ns;
+	/* Adds to a plugin's row of GET /v1/plugins what it tells of itself: a JSON object, NULL for
+	 * none. Control loop. May be NULL. */
+	json_t *(*render_plugin)(size_t index, void *arg);
+	void *arg;
+	/* A: relaxed; one for each plugin of the manifest, an enum bh_plugin_health written by the
+	 * conductor. Owned by main.c; may be NULL. */
+	_Atomic int *plugin_health;
 };
 
 bh_status bh_control_start(const struct bh_control_config *config, struct bh_control **ret_control,
@@ -52,6 +62,10 @@ void bh_control_report(struct bh_control *control, enum bh_milestone milestone,
 		       const struct bh_error *cause);
 void bh_control_pool_announce(struct bh_control *control, struct bh_pool *pool,
 			      enum bh_pool_state state);
+/* Plugin `index` of the manifest says how it is: `cause` (status 0: as it should be). Changes are told
+ * in their order; the conductor ignores those of a pool that has ended. */
+void bh_control_plugin_health(struct bh_control *control, size_t index,
+			      const struct bh_error *cause);
 /* Has the apps' supervise() told of `event` ({"kind": …}, see docs/python-api.md), whose reference
  * passes over; NULL is nothing. Events keep their order; those that come when main has left its loop
  * are dropped. Any thread, never blocks. */

@@ -450,6 +450,8 @@ static const struct command commands[] = {
 	  bh_show_status, false },
 	{ "pools", "", "each pool's work: queued, running, done", 0, 0, run_look, "/v1/pools",
 	  bh_show_pools, false },
+	{ "plugins", "", "what each plugin tells of itself: health, facts, numbers", 0, 0, run_look,
+	  "/v1/plugins", bh_show_plugins, false },
 	{ "gil", "", "who holds the GIL, and the account by site", 0, 0, run_gil, "/v1/gil", NULL,
 	  true },
 	{ "stalls", "[ID]", "what was stuck and why; one of them with its stacks", 0, 1, run_stalls,

@@ -146,6 +146,86 @@ void bh_show_pools(FILE *out, const json_t *reply)
 	json_array_foreach(pools, i, pool) show_pool_notes(out, pool);
 }
 
+/* ---- plugins --------------------------------------------------------------------------------- */
+
+static void plugin_facts_show(FILE *out, const json_t *plugin)
+{
+	json_t *facts = json_object_get(plugin, "facts"), *value;
+	const char *key;
+
+	json_object_foreach(facts, key, value)
+	{
+		if (json_is_string(value))
+			bh_columns_wrap(out, 4, "%s: %s", key, json_string_value(value));
+		else
+			bh_columns_wrap(out, 4, "%s: %lld", key,
+					(long long)json_integer_value(value));
+	}
+}
+
+static void plugin_metrics_show(FILE *out, const json_t *plugin)
+{
+	const json_t *metrics = json_object_get(plugin, "metrics"), *metric;
+	size_t i;
+
+	json_array_foreach(metrics, i, metric)
+		bh_columns_wrap(out, 4, "%s %lld  %s", bh_member_string(metric, "name"),
+				(long long)json_integer_value(json_object_get(metric, "value")),
+				bh_member_string(metric, "doc"));
+}
+
+static void plugin_notes_show(FILE *out, const json_t *plugin)
+{
+	const json_t *health = json_object_get(plugin, "health");
+	const json_t *cause = json_object_get(health, "cause");
+
+	if (!json_is_object(cause) && !bh_member_has_string(plugin, "error") &&
+	    json_object_size(json_object_get(plugin, "facts")) == 0 &&
+	    json_array_size(json_object_get(plugin, "metrics")) == 0)
+		return;
+	fputc('\n', out);
+	bh_columns_wrap(out, 0, "%s", bh_member_string(plugin, "label"));
+	if (json_is_object(cause) && json_is_number(json_object_get(health, "since_s")))
+		bh_columns_wrap(out, 4, "%s for %s: %s", bh_member_string(health, "state"),
+				bh_member_time(health, "since_s").bytes,
+				bh_member_string(cause, "text"));
+	else if (json_is_object(cause))
+		bh_columns_wrap(out, 4, "%s: %s", bh_member_string(health, "state"),
+				bh_member_string(cause, "text"));
+	else if (bh_member_has_string(plugin, "error"))
+		bh_columns_wrap(out, 4, "%s", bh_member_string(plugin, "error"));
+	plugin_facts_show(out, plugin);
+	plugin_metrics_show(out, plugin);
+}
+
+void bh_show_plugins(FILE *out, const json_t *reply)
+{
+	static const struct bh_column columns[] = {
+		{ "PLUGIN", BH_COLUMN_LEFT }, { "VERSION", BH_COLUMN_LEFT },
+		{ "STATE", BH_COLUMN_LEFT },  { "HEALTH", BH_COLUMN_LEFT },
+		{ "POOL", BH_COLUMN_LEFT },
+	};
+	const json_t *plugins = json_object_get(reply, "plugins"), *plugin;
+	struct bh_columns table;
+	size_t i;
+
+	bh_columns_init(&table, columns, BH_ARRAY_LEN(columns));
+	json_array_foreach(plugins, i, plugin)
+	{
+		bh_columns_cell(&table, "%s", bh_member_string(plugin, "label"));
+		bh_columns_cell(&table, "%s", bh_member_string(plugin, "version"));
+		bh_columns_cell(&table, "%s", bh_member_string(plugin, "state"));
+		bh_columns_cell(&table, "%s",
+				bh_member_string(json_object_get(plugin, "health"), "state"));
+		bh_columns_cell(&table, "%s", bh_member_string(plugin, "pool"));
+	}
+	bh_columns_print(&table, out);
+	bh_columns_fini(&table);
+	if (json_array_size(plugins) == 0)
+		fputs("no plugins\n", out);
+	json_array_foreach(plugins, i, plugin) plugin_notes_show(out, plugin);
+}
+
 /* ---- calls and errors ------------------------------------------------------------------------ */
 
 void bh_show_result(FILE *out, const json_t *reply)

@@ -12,6 +12,8 @@
 #include "host/ctl/ctl.h"
 
 void bh_show_status(FILE *out, const json_t *reply);
+/* What each plugin tells of itself: health, facts, numbers. */
+void bh_show_plugins(FILE *out, const json_t *reply);
 void bh_show_pools(FILE *out, const json_t *reply);
 /* By site, what held the GIL for longest first. `before` (NULL: none) is an answer of `elapsed_s`
  * ago: rates and shares are then of that time. */

@@ -20,11 +20,14 @@
 #define SITE_SIZE_MIN 24u
 #define OPTION_SIZE_MIN 56u
 #define OP_SIZE_MIN 48u
+#define METRIC_SIZE_MIN 24u
 static_assert(sizeof(struct bh_plugin) >= PLUGIN_SIZE_MIN, "ABI 1: fields are only appended");
 static_assert(sizeof(struct bh_site) >= SITE_SIZE_MIN, "ABI 1: fields are only appended");
 static_assert(sizeof(struct bh_option) >= OPTION_SIZE_MIN, "ABI 1: fields are only appended");
 static_assert(sizeof(struct bh_op) >= OP_SIZE_MIN, "ABI 1: fields are only appended");
+static_assert(sizeof(struct bh_metric) >= METRIC_SIZE_MIN, "ABI 1: fields are only appended");
 
+#define METRICS_END (offsetof(struct bh_plugin, metrics) + sizeof(struct bh_table))
 #define ROWS_MAX 512u
 #define WORKERS_MAX 1024u
 #define PROGRESS_MAX 64u
@@ -317,6 +320,44 @@ static void check_op(struct bh_descriptor *d, uint32_t i, struct bh_faults *faul
 	check_signature(d, i, faults);
 }
 
+/* ---- metrics -------------------------------------------------------------------------------- */
+
+static bool ends_in_total(const char *name)
+{
+	size_t length = strlen(name), tail = strlen("_total");
+
+	return length > tail && strcmp(name + length - tail, "_total") == 0;
+}
+
+static void check_metric(const struct bh_descriptor *d, uint32_t i, struct bh_faults *faults)
+{
+	const struct bh_metric *metric = &d->metrics[i];
+
+	if (!check_name(metric->name, false, "metrics", i, faults))
+		return;
+	for (uint32_t j = 0; j < i; j++)
+		if (d->metrics[j].name && strcmp(d->metrics[j].name, metric->name) == 0)
+			list_twins("metrics", j, i, metric->name, faults);
+	if (metric->kind != BH_METRIC_COUNTER && metric->kind != BH_METRIC_GAUGE)
+		bh_faults_add(faults,
+			      "metrics[%u] %s: unknown kind %u; accepted: BH_METRIC_COUNTER, "
+			      "BH_METRIC_GAUGE",
+			      i, metric->name, metric->kind);
+	if (metric->kind == BH_METRIC_COUNTER && !ends_in_total(metric->name))
+		bh_faults_add(faults,
+			      "metrics[%u] %s: the name of a counter; accepted: one that ends in "
+			      "_total",
+			      i, metric->name);
+	if (metric->reserved)
+		bh_faults_add(faults, "metrics[%u] %s: reserved is not 0", i, metric->name);
+	if (!metric->doc || !metric->doc[0] || strpbrk(metric->doc, "\r\n"))
+		bh_faults_add(faults,
+			      "metrics[%u] %s: doc is %s; accepted: one line, with the unit", i,
+			      metric->name,
+			      !metric->doc || !metric->doc[0] ? "missing" : "several lines");
+	check_doc(metric->doc, "metrics", i, metric->name, faults);
+}
+
 /* ---- all of it ------------------------------------------------------------------------------ */
 
 static bool copy_tables(struct bh_descriptor *d, struct bh_faults *faults)
@@ -332,6 +373,9 @@ static bool copy_tables(struct bh_descriptor *d, struct bh_faults *faults)
 	d->n_options = d->options ? p->options.count : 0;
 	d->op_rows = copy_table(&p->ops, "ops", OP_SIZE_MIN, _Alignof(struct bh_op),
 				sizeof(*d->op_rows), faults, &out_of_memory);
+	d->metrics = copy_table(&p->metrics, "metrics", METRIC_SIZE_MIN, _Alignof(struct bh_metric),
+				sizeof(*d->metrics), faults, &out_of_memory);
+	d->n_metrics = d->metrics ? p->metrics.count : 0;
 	if (out_of_memory)
 		return false;
 	if (!d->op_rows)
@@ -357,6 +401,9 @@ bh_status bh_descriptor_read(const struct bh_plugin *raw, size_t available,
 	if (!check_size(raw, available, note, faults))
 		return 0;
 	memcpy(&d->plugin, raw, raw->size < sizeof(d->plugin) ? raw->size : sizeof(d->plugin));
+	/* A table of which only a part was there would be nonsense. */
+	if (raw->size < METRICS_END)
+		d->plugin.metrics = (struct bh_table){ 0 };
 	check_counts(&d->plugin, faults);
 	check_callbacks(&d->plugin, faults);
 	if (!copy_tables(d, faults))
@@ -367,6 +414,8 @@ bh_status bh_descriptor_read(const struct bh_plugin *raw, size_t available,
 		check_option(d, i, faults);
 	for (uint32_t i = 0; i < d->n_ops; i++)
 		check_op(d, i, faults);
+	for (uint32_t i = 0; i < d->n_metrics; i++)
+		check_metric(d, i, faults);
 	if (faults->n == before)
 		*ret_descriptor = bh_steal(&d);
 	return 0;
@@ -378,6 +427,7 @@ struct bh_descriptor *bh_descriptor_free(struct bh_descriptor *descriptor)
 		return NULL;
 	for (uint32_t i = 0; i < descriptor->n_ops; i++)
 		bh_signature_fini(&descriptor->ops[i].signature);
+	free(descriptor->metrics);
 	free(descriptor->ops);
 	free(descriptor->op_rows);
 	free(descriptor->options);

@@ -15,10 +15,11 @@
 
 struct bh_descriptor {
 	struct bh_plugin plugin; /* table rows: NULL, see below */
-	uint32_t n_sites, n_options, n_ops;
+	uint32_t n_sites, n_options, n_ops, n_metrics;
 	struct bh_site *sites;
 	struct bh_option *options;
 	struct bh_op *op_rows;
+	struct bh_metric *metrics;
 	struct bh_module_op *ops; /* ops[i].op is &op_rows[i] */
 };
 

@@ -443,6 +443,9 @@ static bh_status load_steps(struct bh_module *module, struct bh_error *err)
 	if (st == 0)
 		st = read_descriptor(module, library, err);
 	if (st == 0)
+		st = bh_report_init(&module->context->report, module->context->descriptor,
+				    module->context->label, module->note.label, err);
+	if (st == 0)
 		st = read_options(module, err);
 	if (st == 0)
 		st = read_cpus(module, err);
@@ -535,4 +538,16 @@ void bh_module_set_announce(struct bh_module *module,
 {
 	module->announce = announce;
 	module->announce_arg = arg;
+}
+
+struct bh_report *bh_module_report(const struct bh_module *module)
+{
+	return &module->context->report;
+}
+
+void bh_module_set_health(struct bh_module *module,
+			  void (*health)(const struct bh_error *cause, void *arg), void *arg)
+{
+	module->context->health = health;
+	module->context->health_arg = arg;
 }

@@ -21,6 +21,7 @@ struct bh_module_op {
 };
 
 struct bh_module;
+struct bh_report;
 
 /* What host/python gives to the service table; set once before the first load. */
 struct bh_python_services {
@@ -65,6 +66,13 @@ struct bh_pool *bh_module_pool(const struct bh_module *module);
 const struct bh_module_op *bh_module_ops(const struct bh_module *module, uint32_t *ret_n);
 /* The module whose pool this is; NULL when there is none. */
 struct bh_module *bh_module_of_pool(const struct bh_pool *pool);
+/* What it tells of itself; the module's own, and lives as long as that. */
+struct bh_report *bh_module_report(const struct bh_module *module);
+/* Called when the plugin reports its health, at any time from its open() to the end of the process, on
+ * any thread, perhaps with the GIL: `cause` (borrowed; status 0: as it should be). Must not block. Set
+ * before bh_pool_start. */
+void bh_module_set_health(struct bh_module *module,
+			  void (*health)(const struct bh_error *cause, void *arg), void *arg);
 /* Called on the supervisor when the pool is ready or has ended; set before bh_pool_start. */
 void bh_module_set_announce(struct bh_module *module,
 			    void (*announce)(struct bh_module *, enum bh_pool_state, void *),

@@ -128,6 +128,7 @@ struct bh_context *bh_context_retire(struct bh_context *context)
 		bh_option_value_fini(&context->options[i]);
 	free(context->options);
 	free(context->sites);
+	bh_report_fini(&context->report);
 	bh_descriptor_free(context->descriptor);
 	free(context);
 	return NULL;
@@ -155,18 +156,21 @@ static const char *clean_text(const char *text)
 	return bh_utf8_valid(text, strlen(text)) ? text : "(not UTF-8)";
 }
 
+static struct bh_fact take_fact(const struct bh_fact *from)
+{
+	const char *key = is_fact_key(from->key) ? from->key : "fact";
+
+	return from->kind == BH_FACT_INT ? bh_fact_int(key, from->number)
+					 : bh_fact_str(key, clean_text(from->text));
+}
+
 static void take_facts(struct facts *facts, const struct bh_fact *from, uint32_t n)
 {
 	facts->n = 0;
 	if (!from)
 		return;
-	for (uint32_t i = 0; i < n && facts->n < BH_ARRAY_LEN(facts->rows); i++) {
-		const char *key = is_fact_key(from[i].key) ? from[i].key : "fact";
-
-		facts->rows[facts->n++] = from[i].kind == BH_FACT_INT
-						  ? bh_fact_int(key, from[i].number)
-						  : bh_fact_str(key, clean_text(from[i].text));
-	}
+	for (uint32_t i = 0; i < n && facts->n < BH_ARRAY_LEN(facts->rows); i++)
+		facts->rows[facts->n++] = take_fact(&from[i]);
 }
 
 /* A failure needs a negative errno; anything else would end in a success that never was. */
@@ -607,6 +611,53 @@ static void service_report_failed(struct bh_context *ctx, bh_status status, cons
 	pool_drop(ctx);
 }
 
+/* ---- what operators should know -------------------------------------------------------------- */
+
+static void service_metric_add(struct bh_context *ctx, uint32_t row, int64_t delta)
+{
+	const char *refused = bh_report_add(&ctx->report, row, delta);
+
+	if (refused)
+		complain(ctx, "metric_add", refused);
+}
+
+static void service_metric_set(struct bh_context *ctx, uint32_t row, int64_t value)
+{
+	const char *refused = bh_report_set(&ctx->report, row, value);
+
+	if (refused)
+		complain(ctx, "metric_set", refused);
+}
+
+static void service_describe(struct bh_context *ctx, const struct bh_fact *from, uint32_t n_facts)
+{
+	struct bh_fact facts[BH_REPORT_FACTS];
+	uint32_t n = from ? n_facts : 0;
+
+	if (n > BH_REPORT_FACTS) {
+		complain(ctx, "describe", "more than 16 facts: the rest is left out");
+		n = BH_REPORT_FACTS;
+	}
+	for (uint32_t i = 0; i < n; i++)
+		facts[i] = take_fact(&from[i]);
+	if (bh_report_describe(&ctx->report, facts, n) < 0)
+		bh_log(BH_LOG_ERROR, COMPONENT, "no memory for what a plugin says of itself",
+		       BH_STR("plugin", ctx->label));
+}
+
+static void service_report_health(struct bh_context *ctx, bh_status status, const char *id,
+				  const struct bh_fact *facts, uint32_t n_facts)
+{
+	struct bh_error cause = { 0 };
+
+	if (!ctx->health)
+		return;
+	if (status != 0)
+		raise_for_plugin(&cause, take_status(status), id && *id ? id : "plugin.degraded",
+				 facts, n_facts);
+	ctx->health(&cause, ctx->health_arg);
+}
+
 /* RI-6 */
 static bh_status service_adopt_thread(struct bh_context *ctx)
 {
@@ -667,4 +718,8 @@ const struct bh_services bh_service_table = {
 	.exit_hook_refresh = service_exit_hook_refresh,
 	.post = service_post,
 	.buffer_alloc = service_buffer_alloc,
+	.metric_add = service_metric_add,
+	.metric_set = service_metric_set,
+	.describe = service_describe,
+	.report_health = service_report_health,
 };

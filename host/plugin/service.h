@@ -15,6 +15,7 @@
 #include "host/gil/gil.h"
 #include "host/manifest/option.h"
 #include "host/plugin/descriptor.h"
+#include "host/plugin/report.h"
 
 struct bh_context {
 	char label[BH_LABEL_MAX];	  /* I */
@@ -23,6 +24,10 @@ struct bh_context {
 	struct bh_option_value *options;  /* I: owned; one a row of the descriptor's */
 	bh_gil_site *sites;		  /* I: owned; one a row of the descriptor's */
 	uint32_t n_workers;		  /* I */
+	struct bh_report report;	  /* its own; lives as the context does */
+	/* I: set before the pool starts; NULL: nobody wants to know. As bh_module_set_health(). */
+	void (*health)(const struct bh_error *cause, void *arg);
+	void *health_arg;
 	void *state; /* T: supervisor, in open; read by threads made after it */
 	bool seen;   /* T: supervisor; the plugin has been given this context */
 	/* The pool lives as long as this is not 0: the module's reference, and one for each service

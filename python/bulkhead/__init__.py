@@ -106,7 +106,7 @@ class Event:
     """What the host tells an app's supervise()."""
 
     kind: str
-    """"stall", "stall-over", "pool-failed"; more may come: leave alone what you do not know."""
+    """"stall", "stall-over", "pool-failed", "degraded", "recovered"; more may come: leave alone what you do not know."""
 
     facts: dict[str, Any]
     """For the two of a stall the episode, as `GET /v1/stalls` has it; else what the host has to say."""

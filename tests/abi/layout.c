@@ -31,6 +31,8 @@ AT(bh_note, abi, 24);
 AT(bh_note, plugin_size, 28);
 AT(bh_note, label, 32);
 AT(bh_note, version, 64);
+SIZE(bh_note_env, 280);
+AT(bh_note_env, text, 24);
 
 AT_LEAST(bh_buffer_info, 168);
 AT(bh_buffer_info, kind, 4);
@@ -62,6 +64,11 @@ AT(bh_op, run, 24);
 AT(bh_op, flags, 32);
 AT(bh_op, doc, 40);
 
+AT_LEAST(bh_metric, 24);
+AT(bh_metric, kind, 8);
+AT(bh_metric, reserved, 12);
+AT(bh_metric, doc, 16);
+
 AT_LEAST(bh_services, 200);
 AT(bh_services, abi, 4);
 AT(bh_services, option_int, 8);
@@ -89,6 +96,10 @@ AT(bh_services, adopt_thread, 176);
 AT(bh_services, exit_hook_refresh, 184);
 AT(bh_services, post, 192);
 AT(bh_services, buffer_alloc, 200);
+AT(bh_services, metric_add, 240);
+AT(bh_services, metric_set, 248);
+AT(bh_services, describe, 256);
+AT(bh_services, report_health, 264);
 
 AT_LEAST(bh_plugin, 120);
 AT(bh_plugin, size, 4);
@@ -103,3 +114,4 @@ AT(bh_plugin, worker_start, 88);
 AT(bh_plugin, worker_stop, 96);
 AT(bh_plugin, progress, 104);
 AT(bh_plugin, cancel, 112);
+AT(bh_plugin, metrics, 120);

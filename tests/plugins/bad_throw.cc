@@ -239,4 +239,5 @@ BH_PLUGIN("bad_throw", "1.0") = {
 	.worker_stop = throw_worker_stop,
 	.progress = throw_progress,
 	.cancel = throw_cancel,
+	.metrics = BH_NO_TABLE,
 };

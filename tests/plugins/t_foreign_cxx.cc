@@ -157,4 +157,5 @@ BH_PLUGIN("t_foreign_cxx", "1.0") = {
 	.worker_stop = nullptr,
 	.progress = nullptr,
 	.cancel = nullptr,
+	.metrics = BH_NO_TABLE,
 };

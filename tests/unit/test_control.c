@@ -25,6 +25,7 @@
 
 #include "host/control/admin.h"
 #include "host/control/conductor.h"
+#include "host/control/health.h"
 #include "host/control/listener.h"
 #include "host/control/signals.h"
 #include "host/core/log.h"
@@ -46,6 +47,11 @@ struct fake {
 	char why[64];	   /* of the first stop; valid once n_stops is not 0 */
 	char cause_id[48]; /* valid once cause_status is not 0 */
 	char exit_app[64]; /* valid once n_exits is not 0 */
+	_Atomic unsigned n_healths;
+	struct {
+		size_t index;
+		bh_status status;
+	} healths[512]; /* valid below n_healths */
 };
 
 struct bh_conductor {
@@ -93,6 +99,19 @@ void bh_conductor_pool_event(struct bh_conductor *conductor, struct bh_pool *poo
 	(void)pool;
 	(void)state;
 	atomic_fetch_add(&fake.n_pool_events, 1);
+}
+
+void bh_conductor_plugin_health(struct bh_conductor *conductor, size_t index,
+				const struct bh_error *cause)
+{
+	unsigned n = atomic_load(&fake.n_healths);
+
+	(void)conductor;
+	if (n < BH_ARRAY_LEN(fake.healths)) {
+		fake.healths[n].index = index;
+		fake.healths[n].status = cause->status;
+	}
+	atomic_store(&fake.n_healths, n + 1);
 }
 
 void bh_conductor_exit_asked(struct bh_conductor *conductor, int status, const char *app)
@@ -157,6 +176,12 @@ json_t *bh_conductor_render(const struct bh_conductor *conductor)
 {
 	(void)conductor;
 	return json_pack("{s:s, s:[]}", "state", "starting", "plugins");
+}
+
+json_t *bh_conductor_render_plugins(const struct bh_conductor *conductor)
+{
+	(void)conductor;
+	return json_pack("{s:[{s:s}]}", "plugins", "label", "stream");
 }
 
 json_t *bh_conductor_render_apps(const struct bh_conductor *conductor)
@@ -1722,7 +1747,75 @@ static void without_apps_nobody_is_told(void)
 	host_end(&host);
 }
 
+static void report_health(struct host *host, size_t index, bh_status status)
+{
+	struct bh_error cause = { .status = 0 };
+
+	if (status)
+		bh_raise(&cause, status, "fake.health");
+	bh_control_plugin_health(host->control, index, &cause);
+}
+
+static void healths_keep_their_order(void)
+{
+	struct bh_config_plugin plugins[2] = { { .label = (char *)"a" }, { .label = (char *)"b" } };
+	struct host host;
+
+	host_prepare(&host);
+	host.config.plugins = plugins;
+	host.config.n_plugins = 2;
+	CU_ASSERT_FATAL(bh_control_start(&host.control_config, &host.control, NULL) == 0);
+	for (int i = 1; i <= 40; i++) {
+		report_health(&host, 1, i % 2 ? -i : 0);
+		if (i % 7 == 0)
+			EVENTUALLY(atomic_load(&fake.n_healths) == (unsigned)i);
+	}
+	EVENTUALLY(atomic_load(&fake.n_healths) == 40);
+	for (int i = 1; i <= 40; i++) {
+		CU_ASSERT_EQUAL(fake.healths[i - 1].index, 1);
+		CU_ASSERT_EQUAL(fake.healths[i - 1].status, i % 2 ? -i : 0);
+	}
+	report_health(&host, 0, -EIO);
+	EVENTUALLY(atomic_load(&fake.n_healths) == 41);
+	CU_ASSERT_EQUAL(fake.healths[40].index, 0);
+	report_health(&host, 0, 0); /* perhaps not taken before the end: only freed then */
+	host_end(&host);
+}
+
+/* While nobody looks they may not grow without end, and the last must come through. */
+static void the_last_health_counts(void)
+{
+	struct bh_config_plugin plugins[1] = { { .label = (char *)"a" } };
+	struct gate gate = { .entered = false };
+	unsigned n = 0;
+	struct host host;
+	int ends[2], client;
+
+	CU_ASSERT_FATAL(pipe(ends) == 0);
+	gate.fd = ends[0];
+	host_prepare(&host);
+	host.config.plugins = plugins;
+	host.config.n_plugins = 1;
+	bh_views_add(&host.views, "gate", render_gate, &gate);
+	CU_ASSERT_FATAL(bh_control_start(&host.control_config, &host.control, NULL) == 0);
+	client = client_open(host.socket);
+	CU_ASSERT(dprintf(client, "GET /v1/gate HTTP/1.1\r\nHost: h\r\n\r\n") > 0);
+	EVENTUALLY(atomic_load(&gate.entered));
+	for (int i = 1; i <= 1000; i++)
+		report_health(&host, 0, -i);
+	CU_ASSERT(write(ends[1], "", 1) == 1);
+	EVENTUALLY((n = atomic_load(&fake.n_healths)) > 0 &&
+		   fake.healths[(n - 1) % BH_ARRAY_LEN(fake.healths)].status == -1000);
+	CU_ASSERT(n <= BH_HEALTH_CHANGES_MAX + 1);
+	close(client);
+	close(ends[0]);
+	close(ends[1]);
+	host_end(&host);
+}
+
 static const struct bh_test tests[] = {
+	{ "a plugin's changes of health come in their order", healths_keep_their_order },
+	{ "of more changes of health than are read the last one counts", the_last_health_counts },
 	{ "CP-1: /livez answers with nothing up but the loop", livez_answers },
 	{ "/readyz says why the host is not ready", readyz_says_why_not },
 	{ "/v1/status joins the conductor's part and the loop's", status_is_made_of_both },

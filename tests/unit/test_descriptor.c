@@ -40,6 +40,7 @@ struct sample {
 	struct bh_site sites[2];
 	struct bh_option options[2];
 	struct bh_op ops[2];
+	struct bh_metric metrics[2];
 };
 
 static void sample_init(struct sample *s)
@@ -58,6 +59,10 @@ static void sample_init(struct sample *s)
 			   .ret = "int",
 			   .run = never_run },
 			 { .name = "drop", .run = never_run, .flags = BH_OP_CLEANUP } },
+		.metrics = { { .name = "frames_total",
+			       .kind = BH_METRIC_COUNTER,
+			       .doc = "Frames." },
+			     { .name = "depth", .kind = BH_METRIC_GAUGE, .doc = "Frames." } },
 	};
 	s->plugin = (struct bh_plugin){
 		.abi = BH_ABI,
@@ -68,6 +73,7 @@ static void sample_init(struct sample *s)
 		.ops = BH_TABLE(s->ops),
 		.open = never_open,
 		.close = never_close,
+		.metrics = BH_TABLE(s->metrics),
 	};
 }
 
@@ -94,6 +100,8 @@ static void plg3_a_sound_one(void)
 	CU_ASSERT_EQUAL(d->n_sites, 2);
 	CU_ASSERT_EQUAL(d->n_options, 2);
 	CU_ASSERT_EQUAL(d->n_ops, 2);
+	CU_ASSERT_EQUAL(d->n_metrics, 2);
+	CU_ASSERT_STRING_EQUAL(d->metrics[1].name, "depth");
 	CU_ASSERT_STRING_EQUAL(d->ops[0].op->name, "copy");
 	CU_ASSERT_EQUAL(d->ops[0].signature.n, 2);
 	CU_ASSERT_EQUAL(d->ops[0].signature.ret, BH_TYPE_INT);
@@ -108,11 +116,12 @@ static void plg3_the_least(void)
 	struct sample s;
 
 	sample_init(&s);
-	s.plugin.sites = s.plugin.options = s.plugin.ops = (struct bh_table)BH_NO_TABLE;
+	s.plugin.sites = s.plugin.options = s.plugin.ops = s.plugin.metrics =
+		(struct bh_table)BH_NO_TABLE;
 	d = read_sample(&s, &faults);
 	CU_ASSERT_EQUAL(faults.n, 0);
 	CU_ASSERT_PTR_NOT_NULL_FATAL(d);
-	CU_ASSERT_EQUAL(d->n_sites + d->n_options + d->n_ops, 0);
+	CU_ASSERT_EQUAL(d->n_sites + d->n_options + d->n_ops + d->n_metrics, 0);
 	bh_descriptor_free(d);
 }
 
@@ -137,6 +146,21 @@ SPOIL(progress_too_many, s->plugin.progress_threads = 65;
 SPOIL(progress_null, s->plugin.progress_threads = 1)
 SPOIL(open_null, s->plugin.open = NULL)
 SPOIL(close_null, s->plugin.close = NULL)
+SPOIL(metrics_null, s->plugin.metrics.rows = NULL)
+SPOIL(metrics_short, s->plugin.metrics.row_size = 16)
+SPOIL(metric_name_null, s->metrics[1].name = NULL)
+SPOIL(metric_name_bad, s->metrics[0].name = "Frames_total")
+SPOIL(metric_name_long, s->metrics[1].name = "abcdefghijklmnopqrstuvwxyz_______")
+SPOIL(metric_twice, s->metrics[1] = s->metrics[0])
+SPOIL(metric_kind_none, s->metrics[1].kind = 0)
+SPOIL(metric_kind_new, s->metrics[1].kind = 3)
+SPOIL(metric_counter, s->metrics[1].kind = BH_METRIC_COUNTER)
+SPOIL(metric_only_total, s->metrics[0].name = "_total")
+SPOIL(metric_reserved, s->metrics[1].reserved = 1)
+SPOIL(metric_doc_none, s->metrics[0].doc = NULL)
+SPOIL(metric_doc_empty, s->metrics[0].doc = "")
+SPOIL(metric_doc_lines, s->metrics[0].doc = "Frames\nsent.")
+SPOIL(metric_doc_bytes, s->metrics[0].doc = "\xff")
 SPOIL(table_null, s->plugin.ops.rows = NULL)
 SPOIL(table_odd, s->plugin.sites.rows = (const char *)s->plugin.sites.rows + 1)
 SPOIL(table_too_long, s->plugin.options.count = 100000)
@@ -179,9 +203,9 @@ static void plg3_each_fault(void)
 		const char *says;
 	} rows[] = {
 		{ abi_of_the_note, "abi is 1.0, the note says 1.1" },
-		{ size_of_the_note, "size is 120, the note says 128" },
-		{ size_too_small, "size is 112 and the symbol has 120 bytes" },
-		{ size_too_large, "size is 128 and the symbol has 120 bytes" },
+		{ size_of_the_note, "size is 136, the note says 144" },
+		{ size_too_small, "size is 112 and the symbol has 136 bytes" },
+		{ size_too_large, "size is 144 and the symbol has 136 bytes" },
 		{ workers_none, "workers: min 0, max 8" },
 		{ workers_reversed, "workers: min 9, max 8" },
 		{ workers_too_many, "max 1025" },
@@ -226,6 +250,23 @@ static void plg3_each_fault(void)
 		{ op_flags, "ops[0] copy: unknown flags 0x6" },
 		{ op_reserved, "ops[0] copy: reserved is not 0" },
 		{ op_doc, "ops[0] copy: doc is not UTF-8" },
+		{ metrics_null, "metrics: 2 rows at NULL" },
+		{ metrics_short, "metrics: 2 rows of 16 bytes" },
+		{ metric_name_null, "metrics[1]: name is NULL" },
+		{ metric_name_bad, "metrics[0]: ill-formed name" },
+		{ metric_name_long, "metrics[1]: ill-formed name" },
+		{ metric_twice, "metrics[0] and [1] are both named frames_total" },
+		{ metric_kind_none, "metrics[1] depth: unknown kind 0" },
+		{ metric_kind_new, "metrics[1] depth: unknown kind 3" },
+		{ metric_counter,
+		  "metrics[1] depth: the name of a counter; accepted: one that ends in "
+		  "_total" },
+		{ metric_only_total, "metrics[0]: ill-formed name" },
+		{ metric_reserved, "metrics[1] depth: reserved is not 0" },
+		{ metric_doc_none, "metrics[0] frames_total: doc is missing" },
+		{ metric_doc_empty, "metrics[0] frames_total: doc is missing" },
+		{ metric_doc_lines, "metrics[0] frames_total: doc is several lines" },
+		{ metric_doc_bytes, "metrics[0] frames_total: doc is not UTF-8" },
 	};
 
 	for (size_t i = 0; i < BH_ARRAY_LEN(rows); i++) {
@@ -350,7 +391,52 @@ static void plg2_never_reads_past_the_symbol(void)
 	bh_faults_fini(&faults);
 }
 
+/* A plugin of the first hour: its descriptor ends before the table, wherever exactly. */
+static void plg2_an_older_one_has_no_metrics(void)
+{
+	for (uint32_t size = 120; size < offsetof(struct bh_plugin, metrics) + 16; size += 4) {
+		struct bh_faults faults = { 0 };
+		struct bh_descriptor *d = NULL;
+		struct bh_error err = { 0 };
+		struct sample s;
+
+		sample_init(&s);
+		s.plugin.size = s.note.plugin_size = size;
+		CU_ASSERT_EQUAL(bh_descriptor_read(&s.plugin, size, &s.note, &faults, &d, &err), 0);
+		CU_ASSERT_EQUAL(faults.n, 0);
+		CU_ASSERT_PTR_NOT_NULL_FATAL(d);
+		CU_ASSERT_EQUAL(d->n_metrics, 0);
+		bh_descriptor_free(d);
+	}
+}
+
+static void plg2_longer_metrics(void)
+{
+	struct {
+		struct bh_metric metric;
+		uint64_t unknown;
+	} rows[2];
+	struct bh_faults faults = { 0 };
+	struct bh_descriptor *d;
+	struct sample s;
+
+	sample_init(&s);
+	memset(rows, 0xa5, sizeof(rows));
+	rows[0].metric = s.metrics[0];
+	rows[1].metric = s.metrics[1];
+	s.plugin.metrics = (struct bh_table){ rows, 2, sizeof(rows[0]) };
+	d = read_sample(&s, &faults);
+	CU_ASSERT_EQUAL(faults.n, 0);
+	CU_ASSERT_PTR_NOT_NULL_FATAL(d);
+	CU_ASSERT_STRING_EQUAL(d->metrics[1].name, "depth");
+	bh_descriptor_free(d);
+}
+
 static const struct bh_test tests[] = {
+	{ "PLG-2: a descriptor that ends before the metrics has none",
+	  plg2_an_older_one_has_no_metrics },
+	{ "PLG-2: what a row of metrics has that this host does not know is ignored",
+	  plg2_longer_metrics },
 	{ "PLG-3: a sound descriptor is copied whole", plg3_a_sound_one },
 	{ "PLG-3: a descriptor without tables is sound", plg3_the_least },
 	{ "PLG-3: each fault is named, and no callback runs", plg3_each_fault },
