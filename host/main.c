@@ -29,6 +29,7 @@
 #include "host/gil/metrics.h"
 #include "host/gil/probe.h"
 #include "host/plugin/boundary.h"
+#include "host/plugin/environment.h"
 #include "host/plugin/imports.h"
 #include "host/plugin/module.h"
 #include "host/plugin/note.h"
@@ -209,9 +210,25 @@ static bool set_search(struct host *host, const struct options *o)
 	return whole;
 }
 
+/* Not a fault: children may want it. */
+static void remark_environment(const struct bh_config *config)
+{
+	for (size_t i = 0; i < config->n_env; i++) {
+		const struct bh_config_env *env = &config->env[i];
+		const char *remark = bh_environment_remark(env->name);
+
+		if (remark)
+			fprintf(stderr, "%s:%u: [host] env.%s: remark: %s\n",
+				env->origin.file ? env->origin.file : "--set", env->origin.line,
+				env->name, remark);
+	}
+}
+
 static int check_plugins(const struct bh_config *config)
 {
 	int status = 0;
+
+	remark_environment(config);
 
 	for (size_t i = 0; i < config->n_plugins; i++) {
 		const struct bh_config_plugin *plugin = &config->plugins[i];
@@ -219,10 +236,12 @@ static int check_plugins(const struct bh_config *config)
 		struct bh_error err = { 0 };
 		struct bh_imports imports;
 		struct bh_note note;
-		char text[1024];
+		char text[1024], env[BH_NOTE_ENV_MAX];
 
 		if (bh_module_find(plugin, &path, &err) == 0 &&
 		    bh_note_read(path, &note, &err) == 0 && bh_note_check(&note, &err) == 0 &&
+		    bh_note_read_env(path, env, &err) == 0 &&
+		    bh_environment_check(env, &err) == 0 &&
 		    bh_imports_read(path, &imports, &err) == 0 &&
 		    bh_imports_check(&imports, bh_imports_host_libpython(), &err) == 0) {
 			printf("plugin %s: %s, version %s, ABI %u.%u: ok\n", plugin->label, path,
@@ -467,15 +486,6 @@ static json_t *render_python(void *arg)
 	return json_pack("{s:s}", "version", bh_python_version());
 }
 
-/* What libraries read from the environment must be there before the first thread (PLG-6). */
-static bool set_environment(const struct bh_config *config)
-{
-	for (size_t i = 0; i < config->n_env; i++)
-		if (setenv(config->env[i].name, config->env[i].value, 1) != 0)
-			return false;
-	return true;
-}
-
 static bh_status prepare(struct host *host, struct bh_error *err)
 {
 	const struct bh_stalls_config stalls = {
@@ -486,8 +496,12 @@ static bh_status prepare(struct host *host, struct bh_error *err)
 	};
 	bh_status st;
 
-	if (!set_environment(host->config))
-		return bh_raise(err, -ENOMEM, "main.environment");
+	/* What libraries and Python read from the environment must be there before the first thread,
+	 * which is the log's (PLG-6). */
+	bh_log_set_level((enum bh_log_level)host->config->log_level);
+	st = bh_environment_set(host->config, err);
+	if (st < 0)
+		return st;
 	host->modules = calloc(host->config->n_plugins + 1, sizeof(*host->modules));
 	host->plugin_health = calloc(host->config->n_plugins + 1, sizeof(*host->plugin_health));
 	host->healthways = calloc(host->config->n_plugins + 1, sizeof(*host->healthways));

@@ -459,8 +459,10 @@ static bh_status env_put(struct bh_config *config, const char *name,
 		return -ENOMEM;
 	config->env = env;
 	env += config->n_env++;
-	*env = (struct bh_config_env){ strdup(name), strdup(entry->value) };
-	return env->name && env->value ? 0 : -ENOMEM;
+	*env = (struct bh_config_env){ .name = strdup(name), .value = strdup(entry->value) };
+	if (!env->name || !env->value)
+		return -ENOMEM;
+	return origin_put(&env->origin, entry->place);
 }
 
 static bh_status entry_put(struct bh_config_entry **array, size_t *n, const char *key,
@@ -810,6 +812,7 @@ struct bh_config *bh_config_free(struct bh_config *config)
 	for (size_t i = 0; i < config->n_env; i++) {
 		free(config->env[i].name);
 		free(config->env[i].value);
+		free(config->env[i].origin.file);
 	}
 	for (size_t i = 0; i < config->n_python_path; i++)
 		free(config->python_path[i]);

@@ -53,6 +53,7 @@ struct bh_config_plugin {
 
 struct bh_config_env {
 	char *name, *value;
+	struct bh_origin origin;
 };
 
 enum bh_on_pool_failure { BH_KEEP_GOING, BH_EXIT_HOST };

@@ -25,6 +25,7 @@
 #include "host/core/stack.h"
 #include "host/plugin/backend.h"
 #include "host/plugin/descriptor.h"
+#include "host/plugin/environment.h"
 #include "host/plugin/faults.h"
 #include "host/plugin/find.h"
 #include "host/plugin/imports.h"
@@ -102,6 +103,7 @@ static void tell_raw(const struct bh_module *module)
 
 static bh_status check_file(struct bh_module *module, struct bh_error *err)
 {
+	char env[BH_NOTE_ENV_MAX];
 	bh_status st;
 
 	st = bh_find_check(module->path, geteuid() == 0, err); /* PLG-1 */
@@ -109,6 +111,10 @@ static bh_status check_file(struct bh_module *module, struct bh_error *err)
 		st = bh_note_read(module->path, &module->note, err);
 	if (st == 0)
 		st = bh_note_check(&module->note, err);
+	if (st == 0)
+		st = bh_note_read_env(module->path, env, err);
+	if (st == 0)
+		st = bh_environment_check(env, err);
 	if (st == 0)
 		st = check_imports(module, err);
 	return st;

@@ -20,6 +20,8 @@
 
 #define NOTE_HEAD offsetof(struct bh_note, abi) /* header and padded name */
 #define NOTE_DESC (sizeof(struct bh_note) - NOTE_HEAD)
+static_assert(sizeof(((struct bh_note_env *)0)->text) == BH_NOTE_ENV_MAX,
+	      "the text is the whole of the descriptor");
 static_assert(sizeof(ElfW(Nhdr)) == offsetof(struct bh_note, name),
 	      "a note begins with its ELF header");
 
@@ -28,7 +30,39 @@ struct reading {
 	unsigned n_notes; /* of any kind, seen so far */
 	bool found;	  /* `note` is ours */
 	struct bh_note note;
+	bool found_env;
+	char env[BH_NOTE_ENV_MAX];
 };
+
+/* Text behind its end would be text that nobody sees (MAN-3). */
+static bool is_text(const char env[BH_NOTE_ENV_MAX])
+{
+	size_t length = strnlen(env, BH_NOTE_ENV_MAX);
+
+	for (size_t i = length; i < BH_NOTE_ENV_MAX; i++)
+		if (env[i] != '\0')
+			return false;
+	return length < BH_NOTE_ENV_MAX;
+}
+
+static bh_status take_env(struct reading *r, uint64_t length, uint64_t at, uint64_t desc,
+			  struct bh_error *err)
+{
+	if (r->found_env)
+		return bh_raise(err, -ENOEXEC, "note.two-env", BH_INT("at", at),
+				BH_STR("accepted", "one BH_PLUGIN_ENV in a shared object"));
+	if (length != sizeof(r->env) ||
+	    !bh_image_read(&r->image, r->env, sizeof(r->env), at + desc))
+		return bh_image_damaged(
+			err,
+			"the environment note has another length than it says or than this ABI's",
+			at);
+	if (!is_text(r->env))
+		return bh_image_damaged(
+			err, "the environment note's text has no end, or goes on behind it", at);
+	r->found_env = true;
+	return 0;
+}
 
 /* One note whose header is at `at`, of which `left` bytes of segment are left. Says where the next
  * begins. */
@@ -51,12 +85,15 @@ static bh_status read_note(struct reading *r, uint64_t at, uint64_t left, uint64
 	end = (end + align - 1) & ~(align - 1);
 	*ret_length = end < left ? end : left;
 
-	if (h.n_type != BH_NOTE_TYPE || h.n_namesz != sizeof(name))
+	if ((h.n_type != BH_NOTE_TYPE && h.n_type != BH_NOTE_ENV_TYPE) ||
+	    h.n_namesz != sizeof(name))
 		return 0;
 	if (!bh_image_read(&r->image, name, sizeof(name), at + sizeof(h)))
 		return bh_image_damaged(err, "a note reaches past the end of the file", at);
 	if (memcmp(name, BH_NOTE_NAME, sizeof(name)) != 0)
 		return 0;
+	if (h.n_type == BH_NOTE_ENV_TYPE)
+		return take_env(r, h.n_descsz, at, desc, err);
 	if (r->found)
 		return bh_raise(err, -ENOEXEC, "note.two", BH_INT("at", at),
 				BH_STR("accepted", "one BH_PLUGIN in a shared object"));
@@ -145,6 +182,17 @@ bh_status bh_note_read(const char *path, struct bh_note *ret_note, struct bh_err
 	if (st < 0)
 		return bh_note(err, st, BH_STR("path", path));
 	*ret_note = reading.note;
+	return 0;
+}
+
+bh_status bh_note_read_env(const char *path, char ret_text[BH_NOTE_ENV_MAX], struct bh_error *err)
+{
+	struct reading reading = { .found = false };
+	bh_status st = read_image(&reading, path, err);
+
+	if (st < 0)
+		return bh_note(err, st, BH_STR("path", path));
+	memcpy(ret_text, reading.env, sizeof(reading.env));
 	return 0;
 }
 

@@ -12,6 +12,10 @@
  * note.two, note.abi (facts have, want) … each with path and what would be right. */
 bh_status bh_note_read(const char *path, struct bh_note *ret_note,
 		       struct bh_error *err) BH_MUST_CHECK;
+/* The text of its BH_PLUGIN_ENV, of less than BH_NOTE_ENV_MAX bytes and ended; "" where it has none.
+ * bh_environment_check() says whether it is in order. Errors as above, and note.two-env. */
+bh_status bh_note_read_env(const char *path, char ret_text[BH_NOTE_ENV_MAX],
+			   struct bh_error *err) BH_MUST_CHECK;
 /* ABI major equal, minor not newer, label well formed. */
 bh_status bh_note_check(const struct bh_note *note, struct bh_error *err) BH_MUST_CHECK;
 

@@ -3,11 +3,13 @@
 
 import re
 import signal
+import subprocess
 import threading
 import time
 
 import pytest
-from conftest import PROMPT, CallError, until
+from conftest import PROMPT, CallError, stage, until
+from conftest import test_plugins as plugin_dir
 
 PLUGIN = """
     [plugin a]
@@ -289,3 +291,107 @@ def test_nothing_is_told_of_a_plugin_that_is_not_there(host):
     assert row["facts"] == {} and row["metrics"] == []
     assert samples(h, "bulkhead_plugin_healthy") == {"a": 1}
     assert h.stop(signal.SIGTERM) == 0
+
+
+# ---- environment (PLG-6)
+
+
+def source_of(h, name):
+    line = h.find("environment variable set", name=name)
+    return line and (line["source"], line.get("plugin"), line["level"])
+
+
+def test_plg6_a_notes_variables_are_there_for_library_python_and_children(host):
+    h = host(PLUGIN + APP_SECTION, APP)
+    assert run(h, "environment", "T_REPORT_A") == "from the note"
+    assert h.call("environ", name="T_REPORT_A") == ["from the note", "from the note"]
+    assert source_of(h, "T_REPORT_A") == ("plugin", "a", "info")
+    first = next(i for i, line in enumerate(h.log) if line.get("msg") == "environment variable set")
+    starting = next(i for i, line in enumerate(h.log) if line.get("msg") == "starting")
+    assert first < starting
+
+
+@pytest.mark.parametrize(
+    "manifest, process, value, source",
+    [
+        (None, None, "from the note", ("plugin", "a", "info")),
+        (None, "the process's", "the process's", None),
+        (None, "", "", None),
+        ("the manifest's", None, "the manifest's", ("manifest", None, "info")),
+        ("the manifest's", "the process's", "the manifest's", ("manifest", None, "info")),
+    ],
+)
+def test_plg6_the_manifest_wins_then_the_process_then_the_note(host, manifest, process, value, source):
+    text = f"[host]\nenv.T_REPORT_A = {manifest}\n" if manifest else ""
+    h = host(text + "[plugin a]\nlibrary = t_report\n[app app]\nobject = app:App\n", APP,
+             env={"T_REPORT_A": process} if process is not None else {})  # fmt: skip
+    assert run(h, "environment", "T_REPORT_A") == value
+    assert source_of(h, "T_REPORT_A") == source
+    assert run(h, "environment", "T_REPORT_SHARED") == "first", "each name is decided for itself"
+
+
+def test_plg6_of_two_notes_that_differ_the_first_wins(host):
+    both = """
+        [plugin {}]
+        library = t_report{}
+        [plugin {}]
+        library = t_report{}
+        [app app]
+        object = app:App
+    """
+    h = host(both.format("a", "", "b", "_twin"), APP)
+    assert h.call("environ", name="T_REPORT_SHARED")[0] == "first"
+    assert h.call("environ", name="T_REPORT_B")[0] == "twin's"
+    line = h.wait_log("two plugins want different values: the first in the manifest has its way; [host] env.NAME decides otherwise")
+    assert line["level"] == "warning" and (line["name"], line["plugin"], line["other_plugin"]) == ("T_REPORT_SHARED", "a", "b")
+    h = host(both.format("b", "_twin", "a", ""), APP)
+    assert h.call("environ", name="T_REPORT_SHARED")[0] == "second"
+    h = host(both.format("a", "", "b", "_twin"), APP, args=["--set", "host.env.T_REPORT_SHARED=mine"])
+    assert h.call("environ", name="T_REPORT_SHARED")[0] == "mine"
+    assert not any("two plugins" in line.get("msg", "") for line in h.log), "the administrator has decided"
+    h = host(both.format("a", "", "b", ""), APP)
+    assert not any("two plugins" in line.get("msg", "") for line in h.log), "one library twice wants the same"
+
+
+def test_plg6_a_note_may_not_set_what_others_go_by(host):
+    h = host("[plugin a]\nlibrary = bad_env\noptional = yes\n", wait=None)
+    assert h.wait() == 69
+    line = h.find("plugin was not loaded")
+    assert line["error"] == "note.environment" and line["faults"] == "3", "optional does not make it right"
+    for part in ("LD_PRELOAD is not a plugin's to set", '"2BAD"', "PYTHONHOME is not"):
+        assert part in line["list"]
+    assert not any(line.get("msg") == "environment variable set" for line in h.log), "nor is the rest of it set"
+
+
+def test_plg6_an_optional_plugin_that_is_not_there_sets_nothing(host):
+    h = host("""
+        [plugin a]
+        library = t_missing
+        optional = yes
+        [app app]
+        object = app:App
+    """, APP)  # fmt: skip
+    assert h.call("environ", name="T_REPORT_A") == [None, ""]
+
+
+def test_the_manifest_may_set_anything_and_is_told_what_comes_too_late(host):
+    h = host("[host]\nenv.LD_PRELOAD =\nenv.PYTHONHASHSEED = 7\nenv.MY_OWN = secret\n[app app]\nobject = app:App\n", APP)
+    assert h.call("environ", name="PYTHONHASHSEED") == ["7", "7"]
+    late = "an environment variable of the manifest comes too late for the host"
+    assert h.find(late, name="LD_PRELOAD")["level"] == "warning"
+    assert h.find(late, name="PYTHONHASHSEED") and not h.find(late, name="MY_OWN")
+    assert source_of(h, "MY_OWN") == ("manifest", None, "info")
+    assert "secret" not in h.text, "values of the manifest are nobody's business"
+
+
+def test_man1_check_lists_a_notes_faults(tmp_path):
+    manifest = tmp_path / "node.ini"
+    command = [str(stage() / "sbin" / "bulkheadd"), "-c", str(manifest), "--check", "--plugin-dir", str(plugin_dir())]
+    manifest.write_text(f"[host]\nruntime_dir = {tmp_path}\nenv.LD_LIBRARY_PATH = /x\n[plugin a]\nlibrary = bad_env\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 69
+    assert "note.environment" in done.stderr and "LD_PRELOAD" in done.stderr and "2BAD" in done.stderr
+    assert f"{manifest}:3: [host] env.LD_LIBRARY_PATH: remark: the loader and libc have read it" in done.stderr
+    manifest.write_text(f"[host]\nruntime_dir = {tmp_path}\n[plugin a]\nlibrary = t_report\n")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr

@@ -14,6 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "host/plugin/environment.h"
 #include "tests/unit/tap.h"
 
 struct bytes {
@@ -298,7 +299,7 @@ static void damage_name(struct hand_made *image)
 
 static void damage_note_type(struct hand_made *image)
 {
-	image->notes[0].type = 2;
+	image->notes[0].type = 3;
 }
 
 static void damage_label(struct hand_made *image)
@@ -475,7 +476,215 @@ static void plg2_survives_flipped_bytes(void)
 	place_fini(&place);
 }
 
+/* ---- the environment note --------------------------------------------------------------------- */
+
+static void plg6_reads_the_environment(void)
+{
+	char text[BH_NOTE_ENV_MAX] = "?";
+	struct bh_error err = { 0 };
+
+	CU_ASSERT_EQUAL(bh_note_read_env(plugin_path("t_report"), text, &err), 0);
+	CU_ASSERT_STRING_EQUAL(text, "T_REPORT_A=from the note\nT_REPORT_SHARED=first\n");
+	CU_ASSERT_EQUAL(bh_note_read_env(plugin_path("t_report_twin"), text, &err), 0);
+	CU_ASSERT_STRING_EQUAL(text, "T_REPORT_SHARED=second\nT_REPORT_B=twin's");
+	CU_ASSERT_EQUAL(bh_note_read_env(plugin_path("t_count"), text, &err), 0);
+	CU_ASSERT_STRING_EQUAL(text, "");
+	CU_ASSERT_EQUAL(bh_note_read_env(plugin_path("not_plugin"), text, &err), -ENOEXEC);
+	CU_ASSERT_STRING_EQUAL(err.id, "note.missing");
+}
+
+/* A file with a plugin's note, and two of the environment's. */
+struct with_env {
+	struct hand_made made;
+	struct bh_note_env env[2];
+};
+
+static struct with_env make_with_env(void)
+{
+	struct with_env image = { .made = make_image() };
+	const struct bh_note_env env = { 9, BH_NOTE_ENV_MAX, BH_NOTE_ENV_TYPE, BH_NOTE_NAME,
+					 "A=1" };
+
+	image.made.segments[0].p_filesz = image.made.segments[0].p_memsz = sizeof(image);
+	image.made.segments[1].p_filesz = sizeof(image) - offsetof(struct with_env, made.notes);
+	image.env[0] = image.env[1] = env;
+	memcpy(image.env[1].name, "Elsewise", 9);
+	return image;
+}
+
+static void env_fine(struct with_env *image)
+{
+	(void)image;
+}
+
+static void env_of_others(struct with_env *image)
+{
+	image->env[0].type = 9;
+}
+
+static void env_two(struct with_env *image)
+{
+	image->env[1] = image->env[0];
+}
+
+static void env_endless(struct with_env *image)
+{
+	memset(image->env[0].text, 'A', sizeof(image->env[0].text));
+}
+
+static void env_goes_on(struct with_env *image)
+{
+	image->env[0].text[BH_NOTE_ENV_MAX - 1] = 'x';
+}
+
+static void env_short(struct with_env *image)
+{
+	image->env[0].descsz = 128;
+}
+
+static void env_long(struct with_env *image)
+{
+	image->env[0].descsz = 260;
+}
+
+static void env_huge(struct with_env *image)
+{
+	image->env[0].descsz = UINT32_MAX;
+}
+
+static void plg2_refuses_hostile_environments(void)
+{
+	static const struct {
+		void (*damage)(struct with_env *image);
+		const char *id, *text;
+	} rows[] = {
+		{ env_fine, NULL, "A=1" },
+		{ env_of_others, NULL, "" },
+		{ env_two, "note.two-env", NULL },
+		{ env_endless, "note.damaged", NULL },
+		{ env_goes_on, "note.damaged", NULL },
+		{ env_short, "note.damaged", NULL },
+		{ env_long, "note.damaged", NULL },
+		{ env_huge, "note.damaged", NULL },
+	};
+	struct place place;
+
+	CU_ASSERT_FATAL(place_init(&place));
+	for (size_t i = 0; i < BH_ARRAY_LEN(rows); i++) {
+		struct with_env image = make_with_env();
+		char text[BH_NOTE_ENV_MAX] = "?";
+		struct bh_error err = { 0 };
+		bh_status st;
+
+		rows[i].damage(&image);
+		CU_ASSERT_FATAL(place_write(&place, &image, sizeof(image)));
+		st = bh_note_read_env(place.file, text, &err);
+		CU_ASSERT_EQUAL(st, rows[i].id ? -ENOEXEC : 0);
+		CU_ASSERT_STRING_EQUAL(err.id, rows[i].id ? rows[i].id : "");
+		if (rows[i].text)
+			CU_ASSERT_STRING_EQUAL(text, rows[i].text);
+		if (rows[i].id)
+			assert_refused(place.file, -ENOEXEC, rows[i].id);
+	}
+	place_fini(&place);
+}
+
+static void man1_lists_what_a_note_may_not_set(void)
+{
+	static const struct {
+		const char *text, *faults, *says; /* NULL: it is in order */
+	} rows[] = {
+		{ "", NULL, NULL },
+		{ "\n\n", NULL, NULL },
+		{ "A=1", NULL, NULL },
+		{ "_a9=", NULL, NULL },
+		{ "UCX_TLS=tcp,self\nFI_PROVIDER=tcp;ofi_rxm\nLDX=a=b\nPATHS=/\n", NULL, NULL },
+		{ "A", "1", "line 1: \"A\"; accepted: NAME=VALUE" },
+		{ "A=1\n=2", "1", "line 2: the name \"\"" },
+		{ "1A=1", "1", "line 1: the name \"1A\"" },
+		{ " A=1", "1", "line 1: the name \" A\"" },
+		{ "A B=1", "1", "line 1: the name \"A B\"" },
+		{ "\xff\x1b=1", "1", "line 1: the name \"??\"" },
+		{ "A=\xff", "1", "line 1: the value of A" },
+		{ "A=1\tx", "1", "line 1: the value of A" },
+		{ "A=1\r\n", "1", "line 1: the value of A" },
+		{ "A=1\nB=1\n\nA=2", "1", "lines 1 and 4: both set A" },
+		{ "LD_PRELOAD=/x", "1", "line 1: LD_PRELOAD is not a plugin's to set" },
+		{ "GLIBC_TUNABLES=x", "1", "[host] env.GLIBC_TUNABLES in the manifest" },
+		{ "MALLOC_ARENA_MAX=1", "1", "MALLOC_ARENA_MAX" },
+		{ "PYTHONPATH=/x", "1", "PYTHONPATH is not" },
+		{ "BULKHEAD_PACKAGE_DIR=/", "1", "BULKHEAD_PACKAGE_DIR is not" },
+		{ "PATH=/x", "1", "PATH is not" },
+		{ "HOME=/x", "1", "HOME is not" },
+		{ "LC_ALL=C", "1", "LC_ALL is not" },
+		{ "NOTIFY_SOCKET=/x", "1", "NOTIFY_SOCKET is not" },
+		{ "RUNTIME_DIRECTORY=/x", "1", "RUNTIME_DIRECTORY is not" },
+		{ "XDG_RUNTIME_DIR=/x", "1", "XDG_RUNTIME_DIR is not" },
+		{ "LD_X=1\nB\n2=\nHOME=", "4", "line 3: the name \"2\"" },
+	};
+
+	for (size_t i = 0; i < BH_ARRAY_LEN(rows); i++) {
+		struct bh_error err = { 0 };
+		bh_status st = bh_environment_check(rows[i].text, &err);
+		const char *list = bh_error_fact(&err, "list");
+
+		CU_ASSERT_EQUAL(st, rows[i].faults ? -EINVAL : 0);
+		if (!rows[i].faults)
+			continue;
+		CU_ASSERT_STRING_EQUAL(err.id, "note.environment");
+		CU_ASSERT_STRING_EQUAL(bh_error_fact(&err, "faults"), rows[i].faults);
+		CU_ASSERT_PTR_NOT_NULL_FATAL(list);
+		if (!strstr(list, rows[i].says))
+			printf("# wanted: %s; got: %s\n", rows[i].says, list);
+		CU_ASSERT_PTR_NOT_NULL(strstr(list, rows[i].says));
+	}
+}
+
+static void plg2_survives_flipped_environments(void)
+{
+	struct bytes whole = read_file(plugin_path("t_report"));
+	uint32_t seed = 0x1234567;
+	size_t front, wrong = 0, taken = 0;
+	struct place place;
+	int fd;
+
+	CU_ASSERT_FATAL(whole.size > 0 && place_init(&place));
+	CU_ASSERT(place_write(&place, whole.data, whole.size));
+	fd = open(place.file, O_WRONLY | O_CLOEXEC);
+	CU_ASSERT_FATAL(fd >= 0);
+	front = whole.size < 1536 ? whole.size : 1536;
+	for (int round = 0; round < 10000; round++) {
+		unsigned char copy[1536];
+		char text[BH_NOTE_ENV_MAX];
+		struct bh_error err = { 0 };
+
+		memcpy(copy, whole.data, front);
+		for (uint32_t i = next_random(&seed) % 3 + 1; i > 0; i--)
+			copy[next_random(&seed) % front] ^=
+				(unsigned char)(1 + next_random(&seed) % 255);
+		wrong += pwrite(fd, copy, front, 0) != (ssize_t)front;
+		if (bh_note_read_env(place.file, text, &err) < 0) {
+			wrong += err.id[0] == '\0' || !bh_error_fact(&err, "path");
+			continue;
+		}
+		taken++;
+		wrong += !memchr(text, 0, sizeof(text));
+		if (bh_environment_check(text, &err) < 0)
+			wrong += !bh_error_fact(&err, "list");
+	}
+	CU_ASSERT_EQUAL(wrong, 0);
+	CU_ASSERT(taken > 1000);
+	close(fd);
+	free(whole.data);
+	place_fini(&place);
+}
+
 static const struct bh_test tests[] = {
+	{ "PLG-6: a plugin's environment is read from the file", plg6_reads_the_environment },
+	{ "PLG-2: hostile environment notes are refused", plg2_refuses_hostile_environments },
+	{ "MAN-1: all that a note may not set is listed", man1_lists_what_a_note_may_not_set },
+	{ "PLG-2: flipped bytes give an error or an environment that ends",
+	  plg2_survives_flipped_environments },
 	{ "PLG-2: label, version, ABI and size are read from the file", plg2_reads_the_note },
 	{ "PLG-2: another ABI is refused with both versions, before any code runs",
 	  plg2_refuses_another_abi },
