@@ -148,6 +148,16 @@ void bh_show_pools(FILE *out, const json_t *reply)
 
 /* ---- plugins --------------------------------------------------------------------------------- */
 
+/* Text as it is, whatever else as JSON; "-" for what is not there. */
+static char *value_dup(const json_t *value)
+{
+	if (!value)
+		return bh_ctl_must(strdup("-"));
+	if (json_is_string(value))
+		return bh_ctl_must(strdup(json_string_value(value)));
+	return bh_ctl_must(json_dumps(value, JSON_ENCODE_ANY));
+}
+
 static void plugin_facts_show(FILE *out, const json_t *plugin)
 {
 	json_t *facts = json_object_get(plugin, "facts"), *value;
@@ -155,11 +165,9 @@ static void plugin_facts_show(FILE *out, const json_t *plugin)
 
 	json_object_foreach(facts, key, value)
 	{
-		if (json_is_string(value))
-			bh_columns_wrap(out, 4, "%s: %s", key, json_string_value(value));
-		else
-			bh_columns_wrap(out, 4, "%s: %lld", key,
-					(long long)json_integer_value(value));
+		bh_auto_mem char *text = value_dup(value);
+
+		bh_columns_wrap(out, 4, "%s: %s", key, text);
 	}
 }
 
@@ -169,9 +177,12 @@ static void plugin_metrics_show(FILE *out, const json_t *plugin)
 	size_t i;
 
 	json_array_foreach(metrics, i, metric)
-		bh_columns_wrap(out, 4, "%s %lld  %s", bh_member_string(metric, "name"),
-				(long long)json_integer_value(json_object_get(metric, "value")),
+	{
+		bh_auto_mem char *value = value_dup(json_object_get(metric, "value"));
+
+		bh_columns_wrap(out, 4, "%s %s  %s", bh_member_string(metric, "name"), value,
 				bh_member_string(metric, "doc"));
+	}
 }
 
 static void plugin_notes_show(FILE *out, const json_t *plugin)
@@ -201,7 +212,7 @@ static void plugin_notes_show(FILE *out, const json_t *plugin)
 void bh_show_plugins(FILE *out, const json_t *reply)
 {
 	static const struct bh_column columns[] = {
-		{ "PLUGIN", BH_COLUMN_LEFT }, { "VERSION", BH_COLUMN_LEFT },
+		{ "PLUGIN", BH_COLUMN_HEAD }, { "VERSION", BH_COLUMN_LEFT },
 		{ "STATE", BH_COLUMN_LEFT },  { "HEALTH", BH_COLUMN_LEFT },
 		{ "POOL", BH_COLUMN_LEFT },
 	};

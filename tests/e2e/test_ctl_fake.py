@@ -175,7 +175,24 @@ STALLS = {
                 "tid": 80, "op": "matvec-with-a-name-that-is-long-enough-to-be-cut", "task": 9, "holder": None}, STALL],
 }  # fmt: skip
 
-QUERIES = [("status", STATUS), ("pools", POOLS), ("gil", GIL), ("stalls", STALLS)]
+PLUGIN = {
+    "label": "stream", "version": "1.0", "path": "/x/stream.so", "state": "up", "pool": "ready", "optional": False, "raw_gil": [],
+    "error": None, "health": {"state": "ok", "cause": None, "since_s": None}, "facts": {}, "metrics": [],
+}  # fmt: skip
+PLUGINS = {
+    "plugins": [
+        PLUGIN,
+        {**PLUGIN, "label": "a-label-of-the-greatest-length0", "version": "a-version-of-23-bytes-0", "state": "starting",
+         "health": {"state": "degraded", "since_s": 123.4,
+                    "cause": {"id": "rdma.port-down", "facts": {"port": "x"}, "text": "rdma.port-down: port=x " * 9}},
+         "facts": {"transport": "verbs " * 30, "lanes": 4, "odd": [1, None]},
+         "metrics": [{"name": "reads_total", "kind": "counter", "value": 9223372036854775807, "doc": "Reads completed."},
+                     {"name": "depth", "kind": "gauge", "doc": "Without a value."}]},
+        {**PLUGIN, "label": "gone", "state": "skipped", "version": None, "pool": None, "error": "find.missing: name=gone",
+         "health": {"state": None, "cause": None, "since_s": None}},
+    ]
+}  # fmt: skip
+QUERIES = [("status", STATUS), ("plugins", PLUGINS), ("pools", POOLS), ("gil", GIL), ("stalls", STALLS)]
 
 
 def narrow(text: str) -> bool:
@@ -215,6 +232,17 @@ def test_pools_show_counts_causes_and_running_tasks(scene):
     assert "stream/0 runs matvec, task 4294967301, for 12ms, told to end" in out
     assert "a-label-of-the-greatest-length0: cuda.sticky: code=700" in out
     assert "stream: 1 cancelled, 0 past their deadline, 0 abandoned" in out
+
+
+def test_plugins_show_health_facts_and_numbers(scene):
+    scene.host().answers["GET /v1/plugins"] = (200, PLUGINS)
+    out = scene.ctl("plugins").stdout
+    table, long, gone = out.split("\n\n")
+    assert "stream" in table and "ok" in table and "stream" not in long + gone, "who has nothing to say has no paragraph"
+    assert "degraded for 123s: rdma.port-down: port=x" in long or "degraded for 2m" in long
+    assert "transport: verbs verbs" in long and "lanes: 4" in long and "odd: [1, null]" in long
+    assert "reads_total 9223372036854775807  Reads completed." in long and "depth -  Without a value." in long
+    assert gone.splitlines() == ["gone", "    find.missing: name=gone"]
 
 
 def test_gil_shows_the_holder_and_the_sites_by_what_they_held(scene):
