@@ -1045,8 +1045,12 @@ static void log_health(const char *label, const struct bh_error *cause)
 /* A pool that has ended has said its last word, whatever threads its plugin may have left. */
 static bool may_report(const struct part *part)
 {
+	struct bh_error cause = { 0 };
+
 	if (!part->pool || part->state == PART_FAILED || part->state == PART_SKIPPED ||
 	    part->state == PART_DOWN)
+		return false;
+	if (bh_pool_cause(part->pool, &cause)) /* it has failed, and is about to end */
 		return false;
 	switch (bh_pool_state(part->pool)) {
 	case BH_POOL_NEW:

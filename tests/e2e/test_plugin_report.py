@@ -263,6 +263,25 @@ def test_a_failed_pool_stays_failed(host):
         run(h, "recover")
 
 
+def test_what_is_reported_behind_a_failure_is_nothing(host):
+    h = host(PLUGIN + APP_SECTION, APP)
+    run(h, "fail_and_degrade")
+    until(lambda: plugin(h)["health"]["state"] == "failed", what="failed")
+    h.wait_log("pool failed")
+    assert not h.find("plugin is degraded")
+    events = until(lambda: h.call("told"), what="an event")
+    assert [kind for kind, _ in events] == ["pool-failed"]
+
+
+def test_a_thread_that_reports_until_the_end_harms_nobody(host):
+    h = host(PLUGIN + APP_SECTION, APP)
+    run(h, "never_stop")
+    h.wait_log("plugin is degraded")
+    began = time.monotonic()
+    assert h.get("/v1/plugins").status == 200 and time.monotonic() - began < PROMPT
+    assert h.stop() == 0
+
+
 def test_bulkheadctl_shows_facts_health_and_numbers(host):
     h = host(PLUGIN + APP_SECTION, APP)
     run(h, "add", 0, 12)

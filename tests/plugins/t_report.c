@@ -4,8 +4,15 @@
 #include <bulkhead/plugin.h>
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* For the thread that goes on when all else has ended: it outlives every state. */
+static struct {
+	const struct bh_services *host;
+	struct bh_context *ctx;
+} late;
 
 struct report {
 	const struct bh_services *host;
@@ -134,6 +141,40 @@ static bh_status run_fail(void *state, struct bh_task *task, const struct bh_val
 	return 0;
 }
 
+/* What comes behind a failure is nothing any more. */
+static bh_status run_fail_and_degrade(void *state, struct bh_task *task,
+				      const struct bh_value *args)
+{
+	struct report *r = state;
+
+	run_fail(state, task, args);
+	r->host->report_health(r->ctx, -EIO, "t_report.too-late", NULL, 0);
+	return 0;
+}
+
+static void *report_for_ever(void *arg)
+{
+	(void)arg;
+	for (unsigned n = 0; late.host; n++)
+		late.host->report_health(late.ctx, n % 2 ? -EIO : 0, "t_report.for-ever", NULL, 0);
+	return NULL;
+}
+
+static bh_status run_never_stop(void *state, struct bh_task *task, const struct bh_value *args)
+{
+	struct report *r = state;
+	pthread_t thread;
+
+	(void)task;
+	(void)args;
+	late.host = r->host;
+	late.ctx = r->ctx;
+	if (pthread_create(&thread, NULL, report_for_ever, NULL) != 0)
+		return -EAGAIN;
+	pthread_detach(thread);
+	return 0;
+}
+
 static bh_status run_environment(void *state, struct bh_task *task, const struct bh_value *args)
 {
 	const char *text = getenv(args[0].as.text.data);
@@ -157,6 +198,12 @@ static const struct bh_op ops[] = {
 	{ .name = "recover", .run = run_recover, .doc = "report_health() with 0" },
 	{ .name = "storm", .args = "n:int", .run = run_storm, .doc = "many changes" },
 	{ .name = "fail", .run = run_fail, .doc = "report_failed()" },
+	{ .name = "fail_and_degrade",
+	  .run = run_fail_and_degrade,
+	  .doc = "report_failed(), then report_health()" },
+	{ .name = "never_stop",
+	  .run = run_never_stop,
+	  .doc = "a thread that reports until the process has ended" },
 	{ .name = "environment",
 	  .args = "name:str",
 	  .ret = "str",
