@@ -265,7 +265,16 @@ def test_a_failed_pool_stays_failed(host):
 
 def test_what_is_reported_behind_a_failure_is_nothing(host):
     h = host(PLUGIN + APP_SECTION, APP)
-    run(h, "fail_and_degrade")
+    go_on = h.folder / "go-on"
+    caller = threading.Thread(target=lambda: h.post("/v1/apps/app/run", ["a", "fail_and_degrade", [str(go_on)]], timeout=60))
+    caller.start()
+    try:
+        until(lambda: (h.folder / "go-on.here").exists(), what="it has reported both")
+        for _ in range(3):  # the loop has come by what was reported
+            assert plugin(h)["health"]["state"] != "degraded"
+    finally:
+        go_on.touch()
+        caller.join()
     until(lambda: plugin(h)["health"]["state"] == "failed", what="failed")
     h.wait_log("pool failed")
     assert not h.find("plugin is degraded")

@@ -6,7 +6,10 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 /* For the thread that goes on when all else has ended: it outlives every state. */
 static struct {
@@ -145,10 +148,21 @@ static bh_status run_fail(void *state, struct bh_task *task, const struct bh_val
 static bh_status run_fail_and_degrade(void *state, struct bh_task *task,
 				      const struct bh_value *args)
 {
+	const struct timespec pause = { 0, 1000000 };
+	const char *path = args[0].as.text.data;
 	struct report *r = state;
+	char here[256];
+	FILE *file;
 
 	run_fail(state, task, args);
 	r->host->report_health(r->ctx, -EIO, "t_report.too-late", NULL, 0);
+	snprintf(here, sizeof(here), "%s.here", path);
+	file = fopen(here, "we");
+	if (file)
+		fclose(file);
+	/* The pool has failed and cannot end before its worker does. */
+	for (int i = 0; i < 60000 && access(path, F_OK) != 0; i++)
+		nanosleep(&pause, NULL);
 	return 0;
 }
 
@@ -199,8 +213,9 @@ static const struct bh_op ops[] = {
 	{ .name = "storm", .args = "n:int", .run = run_storm, .doc = "many changes" },
 	{ .name = "fail", .run = run_fail, .doc = "report_failed()" },
 	{ .name = "fail_and_degrade",
+	  .args = "path:str",
 	  .run = run_fail_and_degrade,
-	  .doc = "report_failed(), then report_health()" },
+	  .doc = "report_failed(), then report_health(); returns when the file is there" },
 	{ .name = "never_stop",
 	  .run = run_never_stop,
 	  .doc = "a thread that reports until the process has ended" },
