@@ -7,20 +7,32 @@
 #include <errno.h>
 #include <string.h>
 
+#include "host/core/slot.h"
+
 /* Deeper lists are refused: copying recurses, and what a plugin hands in must not end our stack. */
 #define DEPTH_MAX 64
 
 struct bh_buffer *bh_buffer_ref(struct bh_buffer *buffer)
 {
 	/* Relaxed: who takes a reference has one already, or a lock that orders it. */
-	atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+	uint32_t before = atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+
+	assert(before > 0); /* from 0 only bh_slot_release() leads back */
+	(void)before;
 	return buffer;
 }
 
 void bh_buffer_unref(struct bh_buffer *buffer)
 {
-	if (!buffer || atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1)
-		return;
+	/* Release for what was done with the memory, acquire by the last for what all others did.
+	 * Again: what release() has left may be the last reference in turn, perhaps with a slot that
+	 * was set meanwhile. */
+	do {
+		if (!buffer ||
+		    atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1)
+			return;
+	} while (bh_slot_release(buffer));
+	bh_slot_free(buffer);
 	buffer->free(buffer);
 }
 

@@ -16,10 +16,16 @@
  * `as.handle` is its index in bh_submission.after. Replaced before any backend sees it. */
 #define BH_TYPE_AFTER UINT32_C(0x80000000)
 
+struct bh_slot;
+
 struct bh_buffer {
-	_Atomic uint32_t refs;			/* A: release on drop, acquire by the last */
+	/* A: release on drop, acquire by the last. 0 only for a moment, which nobody may see: the
+	 * buffer is freed then, or has slots and is given to them (slot.h). */
+	_Atomic uint32_t refs;
 	struct bh_buffer_info info;		/* I */
 	void (*free)(struct bh_buffer *buffer); /* I */
+	_Atomic(struct bh_slot *)
+		slots;	 /* A: release push, acquire walk; see slot.h. Starts NULL. */
 	uint8_t element; /* I: DLPack's code of an element; tells apart what `info` calls opaque */
 	/* G: the Python object that it came from, or that shows it; NULL: none. Borrowed: the object
 	 * clears it, or is held by whoever made the buffer. */
@@ -31,8 +37,10 @@ struct bh_object {
 	void (*free)(struct bh_object *object);
 };
 
+/* The caller has a reference. A pointer that was kept without one makes none. */
 struct bh_buffer *bh_buffer_ref(struct bh_buffer *buffer);
-void bh_buffer_unref(struct bh_buffer *buffer); /* NULL is fine */
+/* NULL is fine. The last one gives the buffer to its slots where some are set, else frees it. */
+void bh_buffer_unref(struct bh_buffer *buffer);
 /* The bytes that are there lie one behind the other, as a plugin that knows no strides takes it. */
 bool bh_buffer_is_contiguous(const struct bh_buffer *buffer);
 struct bh_object *bh_object_ref(struct bh_object *object);
