@@ -87,7 +87,10 @@ static bh_status backend_open(void *self, struct bh_error *err)
 	bh_service_end();
 	bh_exit_hook_refresh(); /* EXIT-2: behind what open registered unseen */
 	bh_surroundings_restore(&before, context->label, "open"); /* PLG-6 */
-	return finish(context, "open", st, &thrown, err);
+	st = finish(context, "open", st, &thrown, err);
+	if (st < 0)
+		bh_service_slots_end(context, "open"); /* close() will not be called */
+	return st;
 }
 
 static bh_status backend_close(void *self, struct bh_error *err)
@@ -101,6 +104,7 @@ static bh_status backend_close(void *self, struct bh_error *err)
 	if (fault("close"))
 		st = -EIO;
 	bh_service_end();
+	bh_service_slots_end(context, "close");
 	return finish(context, "close", st, &thrown, err);
 }
 

@@ -46,6 +46,10 @@ void bh_boundary_progress(const struct bh_plugin *plugin, void *state, uint32_t 
 /* fn(arg), which was posted: there is no plugin below it that the exception could go on to. */
 void bh_boundary_posted(void (*fn)(void *arg), void *arg, struct bh_thrown *ret_thrown);
 
+/* release() of a slot on a buffer: below it is whoever has dropped the last reference. */
+void bh_boundary_release(void (*release)(void *value, struct bh_buffer *buffer), void *value,
+			 struct bh_buffer *buffer, struct bh_thrown *ret_thrown);
+
 /* fn(arg), then leave(leave_arg), also when fn throws: the exception then goes on to the plugin
  * that gave `fn`. Not under forced unwinding. */
 void bh_boundary_scoped(void (*fn)(void *arg), void *arg, void (*leave)(void *arg),

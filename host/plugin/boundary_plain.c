@@ -59,6 +59,13 @@ void bh_boundary_posted(void (*fn)(void *arg), void *arg, struct bh_thrown *ret_
 	fn(arg);
 }
 
+void bh_boundary_release(void (*release)(void *value, struct bh_buffer *buffer), void *value,
+			 struct bh_buffer *buffer, struct bh_thrown *ret_thrown)
+{
+	ret_thrown->thrown = false;
+	release(value, buffer);
+}
+
 void bh_boundary_scoped(void (*fn)(void *arg), void *arg, void (*leave)(void *arg), void *leave_arg)
 {
 	fn(arg);

@@ -432,6 +432,7 @@ static bh_status module_new(const struct bh_config_plugin *config, struct bh_mod
 		return bh_raise(err, -EINVAL, "module.label",
 				BH_STR("accepted", "at most 31 bytes"));
 	memcpy(module->context->label, config->label, strlen(config->label) + 1);
+	bh_service_slots_init(module->context);
 	*ret_module = bh_steal(&module);
 	return 0;
 }

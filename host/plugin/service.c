@@ -4,9 +4,8 @@
  * What a plugin passes in is checked as far as it can be: a wrong site, type, name or thread gets
  * an error and a log line that names the plugin, never a crash of the host.
  *
- * Thread: any. GIL: held or not, but not in run_gil and call_object, which take it.
- * Blocks: run_gil and call_object until they have the GIL; the others no, post least of all
- *         (GIL-7). */
+ * Thread: any. GIL: held or not, but not in run_gil, call_object and object_buffer, which take it.
+ * Blocks: those until they have the GIL; the others no, post least of all (GIL-7). */
 #include "config.h"
 
 #include "host/plugin/service.h"
@@ -500,6 +499,76 @@ static void service_object_unref(struct bh_object *object)
 	bh_object_unref(object);
 }
 
+/* ---- slots ----------------------------------------------------------------------------------- */
+
+static void call_release(struct bh_slot_owner *owner, bh_slot_fn release, void *value,
+			 struct bh_buffer *buffer)
+{
+	const struct bh_context *context = bh_container_of(owner, struct bh_context, slots);
+	struct bh_thrown thrown;
+
+	bh_boundary_release(release, value, buffer, &thrown);
+	if (thrown.thrown) /* its reference stays with it: nobody can tell what it has done */
+		bh_log(BH_LOG_ERROR, COMPONENT, "release of a buffer's slot threw a C++ exception",
+		       BH_STR("plugin", context->label), BH_STR("type", thrown.type),
+		       BH_STR("what", clean_text(thrown.what)));
+}
+
+void bh_service_slots_init(struct bh_context *context)
+{
+	context->slots.call = call_release;
+}
+
+void bh_service_slots_end(struct bh_context *context, const char *step)
+{
+	uint64_t n = bh_slot_close(&context->slots);
+
+	if (n > 0)
+		bh_log(BH_LOG_ERROR, COMPONENT, "plugin has left slots on buffers",
+		       BH_STR("plugin", context->label), BH_STR("step", step), BH_INT("slots", n),
+		       BH_STR("effect", "their release() is not called any more"),
+		       BH_STR("accepted", "each is cleared or released before the plugin closes"));
+}
+
+static bh_status service_buffer_slot_set(struct bh_context *ctx, struct bh_buffer *buffer,
+					 void *value,
+					 void (*release)(void *value, struct bh_buffer *buffer))
+{
+	bh_status st;
+
+	if (!buffer || !value || !release) {
+		complain(ctx, "buffer_slot_set",
+			 !buffer  ? "no buffer"
+			 : !value ? "no value"
+				  : "no release function");
+		return -EINVAL;
+	}
+	st = bh_slot_set(&ctx->slots, buffer, value, release);
+	if (st == -EINVAL)
+		complain(ctx, "buffer_slot_set",
+			 "this buffer has been given another release function before; give it the "
+			 "same one each time");
+	else if (st == -ESHUTDOWN)
+		complain(ctx, "buffer_slot_set", "the plugin has been closed");
+	return st;
+}
+
+static void *service_buffer_slot_get(struct bh_context *ctx, struct bh_buffer *buffer)
+{
+	if (buffer)
+		return bh_slot_get(&ctx->slots, buffer);
+	complain(ctx, "buffer_slot_get", "no buffer");
+	return NULL;
+}
+
+static void *service_buffer_slot_clear(struct bh_context *ctx, struct bh_buffer *buffer)
+{
+	if (buffer)
+		return bh_slot_clear(&ctx->slots, buffer);
+	complain(ctx, "buffer_slot_clear", "no buffer");
+	return NULL;
+}
+
 /* ---- the GIL -------------------------------------------------------------------------------- */
 
 /* "libfoo.so+0x1234" of the plugin's call. _dl_find_object, because dladdr blocks while another
@@ -595,6 +664,31 @@ static bh_status service_call_object(struct bh_task *task, uint32_t site,
 		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
 	return python->call_object(task, run->context->sites[site], callable, args, n_args,
 				   ret_value);
+}
+
+static bh_status service_object_buffer(struct bh_task *task, uint32_t site,
+				       struct bh_object *object, uint32_t flags,
+				       struct bh_buffer **ret_buffer)
+{
+	const struct bh_python_services *python = bh_service_python();
+	struct bh_service_run *run = find_run(task);
+	const char *reason = NULL;
+
+	if (!run || run != innermost_run)
+		reason = "called on a thread that does not run the task";
+	else if (site >= run->context->descriptor->n_sites)
+		reason = "the descriptor has no such site";
+	else if (!object || !ret_buffer)
+		reason = "no object, or nowhere to put the buffer";
+	else if (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED))
+		reason = "flags are BH_BUFFER_WRITABLE and BH_BUFFER_STRIDED";
+	if (reason) {
+		complain_task(run, "object_buffer", reason);
+		return -EINVAL;
+	}
+	if (!python) /* a host without an interpreter: the object cannot have come from us */
+		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
+	return python->object_buffer(task, run->context->sites[site], object, flags, ret_buffer);
 }
 
 static void service_report_failed(struct bh_context *ctx, bh_status status, const char *id,
@@ -718,6 +812,10 @@ const struct bh_services bh_service_table = {
 	.exit_hook_refresh = service_exit_hook_refresh,
 	.post = service_post,
 	.buffer_alloc = service_buffer_alloc,
+	.object_buffer = service_object_buffer,
+	.buffer_slot_set = service_buffer_slot_set,
+	.buffer_slot_get = service_buffer_slot_get,
+	.buffer_slot_clear = service_buffer_slot_clear,
 	.metric_add = service_metric_add,
 	.metric_set = service_metric_set,
 	.describe = service_describe,

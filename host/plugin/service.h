@@ -12,6 +12,7 @@
 
 #include <stdatomic.h>
 
+#include "host/core/slot.h"
 #include "host/gil/gil.h"
 #include "host/manifest/option.h"
 #include "host/plugin/descriptor.h"
@@ -33,9 +34,10 @@ struct bh_context {
 	/* The pool lives as long as this is not 0: the module's reference, and one for each service
 	 * that uses the pool at the moment (A: acquire on take, acq_rel on drop). */
 	_Atomic uint32_t pool_refs;
-	struct bh_pool *pool;	   /* I: owned through pool_refs */
-	struct bh_backend backend; /* I: the pool's table */
-	struct bh_context *next;   /* among those that outlived their module */
+	struct bh_pool *pool;	    /* I: owned through pool_refs */
+	struct bh_backend backend;  /* I: the pool's table */
+	struct bh_slot_owner slots; /* of its slots on buffers */
+	struct bh_context *next;    /* among those that outlived their module */
 };
 
 extern const struct bh_services bh_service_table;
@@ -46,6 +48,12 @@ const struct bh_python_services *bh_service_python(void);
 /* Frees the tables and, when the plugin has never seen it, the context; drops the module's
  * reference to the pool. NULL is fine. */
 struct bh_context *bh_context_retire(struct bh_context *context);
+
+/* Makes the owner of the slots; before the plugin sees the context. */
+void bh_service_slots_init(struct bh_context *context);
+/* The plugin has returned from close(), or from an open() that failed: no release() of its is called
+ * any more. Slots that are left are told of in the log. Supervisor, once. */
+void bh_service_slots_end(struct bh_context *context, const char *step);
 
 /* Around a callback that may call services->fail(): what it says goes to `err`. Same thread; no
  * nesting. */

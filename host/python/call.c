@@ -11,6 +11,7 @@
 
 #include <errno.h>
 
+#include "host/core/identity.h"
 #include "host/python/convert.h"
 #include "host/python/error.h"
 #include "host/python/object.h"
@@ -87,6 +88,56 @@ static bh_status call_object(struct bh_task *task, bh_gil_site site, struct bh_o
 	return st;
 }
 
+/* The exception says what is wrong with "its memory"; whose, and who asked, is told by a note. */
+static void note_asked(PyObject *object, uint32_t flags)
+{
+	PyObject *exception = bh_pyerror_take(), *none;
+
+	if (!exception)
+		return;
+	none = PyObject_CallMethod(
+		exception, "add_note", "N",
+		PyUnicode_FromFormat("(pool %s asked this %s for its memory; accepted: %s)",
+				     bh_identity_get()->label, Py_TYPE(object)->tp_name,
+				     bh_convert_accepts(BH_TYPE_BUFFER, flags & BH_BUFFER_WRITABLE,
+							flags & BH_BUFFER_STRIDED)));
+	if (!none)
+		PyErr_Clear(); /* it goes without */
+	Py_XDECREF(none);
+	bh_pyerror_restore(exception);
+}
+
+static bh_status buffer_held(struct bh_task *task, struct bh_object *object, uint32_t flags,
+			     struct bh_buffer **ret_buffer)
+{
+	PyObject *python = bh_pyobject_get(object);
+	struct bh_buffer *buffer = NULL;
+
+	if (python) {
+		buffer = bh_convert_buffer(python, flags & BH_BUFFER_WRITABLE,
+					   flags & BH_BUFFER_STRIDED);
+		if (!buffer)
+			note_asked(python, flags);
+	}
+	if (!buffer)
+		return keep_exception(task);
+	*ret_buffer = buffer;
+	return 0;
+}
+
+static bh_status object_buffer(struct bh_task *task, bh_gil_site site, struct bh_object *object,
+			       uint32_t flags, struct bh_buffer **ret_buffer)
+{
+	struct bh_gil_scope scope;
+	bh_status st = bh_gil_enter(site, BH_HERE, &scope, bh_task_error(task));
+
+	if (st < 0)
+		return st;
+	st = buffer_held(task, object, flags, ret_buffer);
+	bh_gil_leave(&scope);
+	return st;
+}
+
 static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, bool strided,
 			bool or_none, struct bh_value *ret_value, char *given, size_t size,
 			struct bh_error *err)
@@ -109,6 +160,7 @@ static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, 
 const struct bh_python_services *bh_call_services(void)
 {
 	static const struct bh_python_services services = { .call_object = call_object,
+							    .object_buffer = object_buffer,
 							    .wrap = bh_pyobject_wrap,
 							    .unwrap = unwrap };
 

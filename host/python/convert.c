@@ -793,6 +793,16 @@ bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool st
 	return -EINVAL;
 }
 
+struct bh_buffer *bh_convert_buffer(PyObject *object, bool writable, bool strided)
+{
+	if (PyObject_CheckBuffer(object) || bh_pydlpack_offers(object))
+		return take_buffer(object, writable, strided);
+	PyErr_Format(PyExc_TypeError, "%s has no memory to give; accepted is %s",
+		     object == Py_None ? "None" : Py_TYPE(object)->tp_name,
+		     bh_convert_accepts(BH_TYPE_BUFFER, writable, strided));
+	return NULL;
+}
+
 /* ---- back ------------------------------------------------------------------------------------ */
 
 static PyObject *to_list(const struct bh_items *items)

@@ -27,6 +27,9 @@ struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op,
  * perhaps with an exception raised, and what it was in `given`. */
 bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool strided, bool or_none,
 			 struct bh_value *ret_value, char *given, size_t size) BH_MUST_CHECK;
+/* The memory behind an object, by the rules of an argument of type buffer: a reference. NULL with an
+ * exception raised: TypeError where the object has no memory to give. */
+struct bh_buffer *bh_convert_buffer(PyObject *object, bool writable, bool strided);
 /* A new reference; NULL with an exception raised. Runs no Python code. */
 PyObject *bh_convert_value(const struct bh_value *value);
 /* A new tuple of `n` values; NULL with an exception raised. */

@@ -352,7 +352,7 @@ struct bh_services {
 	 * BH_BUFFER_WRITABLE: it must be writable; BH_BUFFER_STRIDED: it need not be C-contiguous.
 	 * 0: the reference is the caller's. -EREMOTEIO: the object refused, or is none of these;
 	 * the exception is kept with the task and becomes its error. -ESHUTDOWN as run_gil().
-	 * -EINVAL: no such site. Blocks. Thread: the one that runs `task`. */
+	 * -EINVAL: no such site, or flags. Blocks. Thread: the one that runs `task`. */
 	bh_status (*object_buffer)(struct bh_task *task, uint32_t site, struct bh_object *object,
 				   uint32_t flags, struct bh_buffer **ret_buffer);
 	/* One pointer of this plugin's on a buffer, such as its registration with a device, so that
@@ -361,11 +361,13 @@ struct bh_services {
 	 * plugin's: it undoes what the value stands for, and then drops that reference, which frees
 	 * the memory. release() runs on any thread, perhaps with the GIL: it must not block, so it
 	 * leaves the work to a thread of the plugin's. `value` is not NULL.
-	 * set: -EEXIST: this plugin has a slot there already. -ENOMEM. The caller holds a
-	 * reference. get: NULL: none; the caller holds a reference. clear: gives the value back and
+	 * set: -EEXIST: this plugin has a slot there already. -ENOMEM. -EINVAL: it has given this
+	 * buffer another release() before, or something is NULL. -ESHUTDOWN: it has been closed. The
+	 * caller holds a reference. get: NULL: none; the caller holds a reference. clear: gives the value back and
 	 * release() will not be called; NULL: there is none, or release() has been called or is
-	 * about to be. The caller of clear holds a reference, or otherwise knows that release() has
-	 * not returned. Every slot must be cleared or released before close() returns. Thread: any. */
+	 * about to be. The caller of clear holds a reference, or is the one thread that may clear
+	 * this slot and knows that its value's release() has not returned. A kept pointer is good for
+	 * nothing else: no reference can be made of it outside release(). Every slot must be cleared or released before close() returns. Thread: any. */
 	bh_status (*buffer_slot_set)(struct bh_context *ctx, struct bh_buffer *buffer, void *value,
 				     void (*release)(void *value, struct bh_buffer *buffer));
 	void *(*buffer_slot_get)(struct bh_context *ctx, struct bh_buffer *buffer);

@@ -824,6 +824,58 @@ static void plg2_without_room_for_strides_only_contiguous_memory_is_shown(void)
 	CU_ASSERT_EQUAL(host->buffer_info(&buffer, &old), 0);
 }
 
+static int n_calls;
+
+static void never_called(void *value, struct bh_buffer *buffer)
+{
+	(void)value;
+	(void)buffer;
+	n_calls++;
+}
+
+/* A pool that has ended: its plugin's memory is not to be trusted any more. */
+static void slots_that_a_closed_plugin_has_left_are_told_of_and_never_released(void)
+{
+	struct bh_module *module = started("t_count", "litter");
+	struct bh_context *ctx = bh_pool_backend_self(bh_module_pool(module));
+	const struct bh_services *host = &bh_service_table;
+	struct bh_buffer_info info = { .size = sizeof(info),
+				       .kind = BH_BUFFER_HOST,
+				       .dtype_bits = 8 };
+	struct bh_buffer *buffers[3] = { NULL };
+	FILE *file = tmpfile();
+	char line[512], all[4096] = "";
+	int saved = dup(STDERR_FILENO), told = 0;
+
+	CU_ASSERT_PTR_NOT_NULL_FATAL(file);
+	for (int i = 0; i < 3; i++) {
+		CU_ASSERT_EQUAL_FATAL(host->buffer_alloc(ctx, &info, 1, &buffers[i]), 0);
+		CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, buffers[i], &buffers[i], never_called),
+				0);
+	}
+	CU_ASSERT_PTR_EQUAL(host->buffer_slot_clear(ctx, buffers[2]), &buffers[2]);
+	dup2(fileno(file), STDERR_FILENO);
+	CU_ASSERT_EQUAL(stop(module), BH_POOL_CLEAN);
+	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, buffers[2], ctx, never_called), -ESHUTDOWN);
+	for (int i = 0; i < 3; i++)
+		host->buffer_unref(buffers[i]); /* ASan sees that they go */
+	dup2(saved, STDERR_FILENO);
+	close(saved);
+	rewind(file);
+	while (fgets(line, sizeof(line), file)) {
+		if (strstr(line, "plugin has left slots on buffers")) {
+			told++;
+			snprintf(all, sizeof(all), "%s", line);
+		}
+	}
+	fclose(file);
+	CU_ASSERT_EQUAL(told, 1);
+	CU_ASSERT_PTR_NOT_NULL(strstr(all, "plugin=litter"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(all, "step=close"));
+	CU_ASSERT_PTR_NOT_NULL(strstr(all, "slots=2"));
+	CU_ASSERT_EQUAL(n_calls, 0);
+}
+
 static void plg3_services_take_nothing_on_trust(void)
 {
 	struct bh_module *module = started("t_count", "misuse");
@@ -866,6 +918,13 @@ static void plg3_services_take_nothing_on_trust(void)
 	wanted.data = ctx; /* not read */
 	CU_ASSERT_EQUAL_FATAL(host->buffer_alloc(ctx, &wanted, 64, &made), 0);
 	CU_ASSERT_TRUE(made->info.data != (void *)ctx && made->info.length == 1);
+	CU_ASSERT_EQUAL(host->object_buffer(nobody, 0, NULL, 0, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, NULL, ctx, never_called), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, made, NULL, never_called), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, made, ctx, NULL), -EINVAL);
+	CU_ASSERT_PTR_NULL(host->buffer_slot_get(ctx, NULL));
+	CU_ASSERT_PTR_NULL(host->buffer_slot_clear(ctx, NULL));
+	CU_ASSERT_PTR_NULL(host->buffer_slot_get(ctx, made));
 	host->buffer_unref(made);
 	CU_ASSERT_EQUAL(host->fail(ctx, 0, NULL, facts, 3), -EPROTO); /* a failure that is none */
 	host->log(ctx, 99, NULL, facts, 3);
@@ -1142,6 +1201,8 @@ static const struct bh_test tests[] = {
 	  ri5_late_calls_are_refused },
 	{ "PLG-2: a plugin without room for strides is shown contiguous memory only",
 	  plg2_without_room_for_strides_only_contiguous_memory_is_shown },
+	{ "slots that a closed plugin has left are told of, and never released",
+	  slots_that_a_closed_plugin_has_left_are_told_of_and_never_released },
 	{ "PLG-3: services take nothing on trust", plg3_services_take_nothing_on_trust },
 	{ "SUP-2: a failed open and a failed worker_start are told with plugin and step",
 	  sup2_a_failed_start_says_what },
