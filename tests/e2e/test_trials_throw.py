@@ -111,6 +111,16 @@ def test_gil7_posted_work_that_throws_is_logged_and_the_next_one_runs(host, op):
     assert h.stop() == 0
 
 
+def test_a_release_of_a_slot_that_throws_is_logged_and_the_drop_goes_on(host):
+    h = host(MANIFEST.format(where="none"), APP)
+    assert h.call("op", "slot") is None
+    told = h.wait_log("release of a buffer's slot threw a C++ exception", plugin="bad")
+    assert told["type"] == "std::runtime_error" and told["what"] == "thrown by release"
+    assert h.call("add") == 42
+    assert h.stop() == 0
+    assert h.find("plugin has left slots on buffers") is None
+
+
 def test_sup5_forced_unwinding_is_no_exception(host):
     """pthread_exit in a C++ op: the boundary lets it pass, and the pool knows that a worker has gone."""
     h = host(MANIFEST.format(where="none"), APP)

@@ -127,6 +127,34 @@ bh_status run_post_inside(void *state, struct bh_task *, const struct bh_value *
 	return t->host->run_gil(t->ctx, 0, post_inside, t);
 }
 
+/* Below it is the host's unref, and below that whoever dropped the last reference. */
+const struct bh_services *services;
+
+void throw_release(void *, struct bh_buffer *buffer)
+{
+	services->buffer_unref(buffer);
+	throw std::runtime_error("thrown by release");
+}
+
+bh_status run_slot(void *state, struct bh_task *, const struct bh_value *)
+{
+	thrower *t = static_cast<thrower *>(state);
+	struct bh_buffer_info info = {};
+	struct bh_buffer *buffer;
+	bh_status st;
+
+	info.size = sizeof(info);
+	info.kind = BH_BUFFER_HOST;
+	info.dtype_bits = 8;
+	st = t->host->buffer_alloc(t->ctx, &info, 1, &buffer);
+	if (st < 0)
+		return st;
+	services = t->host;
+	st = t->host->buffer_slot_set(t->ctx, buffer, t, throw_release);
+	t->host->buffer_unref(buffer);
+	return st;
+}
+
 bh_status run_unwound(void *state, struct bh_task *task, const struct bh_value *)
 {
 	thrower *t = static_cast<thrower *>(state);
@@ -218,6 +246,7 @@ const struct bh_op ops[] = {
 	{ "in_gil_caught", nullptr, nullptr, run_in_gil_caught, 0, 0, nullptr },
 	{ "post", nullptr, nullptr, run_post, 0, 0, nullptr },
 	{ "post_inside", nullptr, nullptr, run_post_inside, 0, 0, nullptr },
+	{ "slot", nullptr, nullptr, run_slot, 0, 0, nullptr },
 	{ "unwound", nullptr, "int", run_unwound, 0, 0, nullptr },
 	{ "vanish", nullptr, nullptr, run_vanish, 0, 0, nullptr },
 	{ "pend", nullptr, nullptr, run_pend, 0, 0, nullptr },
