@@ -7,6 +7,8 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "host/core/memory.h"
@@ -339,7 +341,9 @@ static void of_many_that_set_one_wins_and_all_see_it(void)
 struct plugin {
 	struct bh_slot_owner owner;
 	pthread_mutex_t lock;
-	pthread_barrier_t barrier;
+	_Atomic(uint32_t) arrived;
+	int ahead;		 /* between two meetings: fixed; how far the clear comes first */
+	struct bh_buffer *made;	 /* between two meetings: fixed */
 	struct bh_buffer *entry; /* under lock; NULL: released */
 	int n_released, n_cleared;
 };
@@ -360,22 +364,36 @@ static void call_plugin(struct bh_slot_owner *owner, bh_slot_fn release, void *v
 	bh_buffer_unref(buffer);
 }
 
-#define RACES 5000
+#define RACES 20000
+
+/* The other thread, too, is at step `n`: both go on within nanoseconds, where there are two CPUs. */
+static void meet(struct plugin *plugin, uint32_t n)
+{
+	uint32_t tries = 0;
+
+	atomic_fetch_add(&plugin->arrived, 1);
+	while (atomic_load(&plugin->arrived) < 2 * n)
+		if (++tries % 1024 == 0)
+			sched_yield();
+}
+
+static void dawdle(int n)
+{
+	_Atomic(int) steps = 0;
+
+	while (n-- > 0)
+		atomic_fetch_add(&steps, 1);
+}
 
 static void *drop_last(void *arg)
 {
 	struct plugin *plugin = arg;
 
-	for (int i = 0; i < RACES; i++) {
-		struct bh_buffer *buffer;
-
-		pthread_barrier_wait(&plugin->barrier); /* it has been made */
-		buffer = plugin->entry;
-		pthread_barrier_wait(&plugin->barrier);
-		for (int spin = i % 64; spin > 0; spin--)
-			atomic_thread_fence(memory_order_seq_cst);
-		bh_buffer_unref(buffer);
-		pthread_barrier_wait(&plugin->barrier);
+	for (uint32_t i = 0; i < RACES; i++) {
+		meet(plugin, 2 * i + 1); /* it has been made */
+		dawdle(-plugin->ahead);
+		bh_buffer_unref(plugin->made);
+		meet(plugin, 2 * i + 2);
 	}
 	return NULL;
 }
@@ -383,29 +401,32 @@ static void *drop_last(void *arg)
 static void a_kept_pointer_may_be_cleared_while_the_last_reference_goes(void)
 {
 	struct plugin plugin = { .owner.call = call_plugin };
+	int wrong = 0;
+	bool cleared;
 	pthread_t thread;
 
 	n_freed = 0;
 	pthread_mutex_init(&plugin.lock, NULL);
-	pthread_barrier_init(&plugin.barrier, NULL, 2);
 	CU_ASSERT_EQUAL_FATAL(pthread_create(&thread, NULL, drop_last, &plugin), 0);
-	for (int i = 0; i < RACES; i++) {
-		plugin.entry = buffer_new();
-		CU_ASSERT_EQUAL(bh_slot_set(&plugin.owner, plugin.entry, &plugin, nothing), 0);
-		pthread_barrier_wait(&plugin.barrier);
-		pthread_barrier_wait(&plugin.barrier);
+	for (uint32_t i = 0; i < RACES; i++) {
+		plugin.made = plugin.entry = buffer_new();
+		wrong += bh_slot_set(&plugin.owner, plugin.made, &plugin, nothing) != 0;
+		meet(&plugin, 2 * i + 1);
+		dawdle(plugin.ahead);
 		pthread_mutex_lock(&plugin.lock);
-		if (plugin.entry && bh_slot_clear(&plugin.owner, plugin.entry))
-			plugin.n_cleared++;
+		cleared = plugin.entry && bh_slot_clear(&plugin.owner, plugin.entry);
 		pthread_mutex_unlock(&plugin.lock);
-		pthread_barrier_wait(&plugin.barrier);
-		CU_ASSERT_EQUAL(plugin.n_cleared + plugin.n_released, i + 1);
-		CU_ASSERT_EQUAL(n_freed, i + 1);
+		meet(&plugin, 2 * i + 2);
+		plugin.n_cleared += cleared;
+		plugin.ahead += cleared ? 1 : -1; /* so that neither always comes first */
+		wrong += plugin.n_cleared + plugin.n_released != (int)i + 1;
+		wrong += n_freed != (int)i + 1;
 	}
 	pthread_join(thread, NULL);
+	CU_ASSERT_EQUAL(wrong, 0);
 	CU_ASSERT_EQUAL(plugin.owner.n_set, 0);
-	pthread_barrier_destroy(&plugin.barrier);
 	pthread_mutex_destroy(&plugin.lock);
+	printf("# cleared %d, released %d\n", plugin.n_cleared, plugin.n_released);
 }
 
 /* release() leaves the work, and the reference, to another thread. */
