@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* slot - see slot.h. Keeps: GIL-9. */
+/* slot - see slot.h. Keeps: EXIT-5, GIL-9. */
 #include "config.h"
 
 #include "host/core/slot.h"
 
 #include <errno.h>
 
+#include "host/core/pool_private.h"
 #include "host/core/value.h"
 
 /* One an owner and buffer, made by the first set and kept, empty or not, as long as the buffer: who
@@ -166,9 +167,10 @@ bool bh_slot_release(struct bh_buffer *buffer)
 			continue;
 		slot->taken = NULL;
 		/* Before the call: an owner that waits in its close for this release() then finds
-		 * it counted out, too. */
+		 * it counted out, too. Not in a forked child (EXIT-5): it has none of the owner's
+		 * threads, and its locks perhaps as one of those held them. */
 		uncount(slot->owner);
-		if (is_closed(slot->owner))
+		if (is_closed(slot->owner) || bh_pool_is_forked())
 			bh_buffer_unref(buffer); /* never the last: the caller's is left */
 		else
 			slot->owner->call(slot->owner, slot->release, value, buffer);

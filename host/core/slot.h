@@ -9,7 +9,7 @@
  *
  * What changes is one atomic pointer a slot, so that nobody waits for anybody (GIL-9): the drop of a
  * reference may come with the GIL and from a thread that holds locks. Thread: any. GIL: held or not.
- * Blocks: no. Owns: a slot belongs to its buffer and goes with it. */
+ * Blocks: no. In a forked child no release() is called (EXIT-5). Owns: a slot belongs to its buffer and goes with it. */
 #ifndef BH_HOST_CORE_SLOT_H
 #define BH_HOST_CORE_SLOT_H
 

@@ -360,7 +360,7 @@ struct bh_services {
 	 * dropped, release() is called once with the slot's value and a reference that is now the
 	 * plugin's: it undoes what the value stands for, and then drops that reference, which frees
 	 * the memory. release() runs on any thread, perhaps with the GIL: it must not block, so it
-	 * leaves the work to a thread of the plugin's. `value` is not NULL.
+	 * leaves the work to a thread of the plugin's. Never in a forked child. `value` is not NULL.
 	 * set: -EEXIST: this plugin has a slot there already. -ENOMEM. -EINVAL: it has given this
 	 * buffer another release() before, or something is NULL. -ESHUTDOWN: it has been closed. The
 	 * caller holds a reference. get: NULL: none; the caller holds a reference. clear: gives the value back and

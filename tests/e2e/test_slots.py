@@ -288,6 +288,33 @@ def test_buffers_are_dropped_on_many_threads_while_a_plugin_finds_them(host):
     assert h.stop() == 0
 
 
+def test_exit5_a_forked_child_drops_a_buffer_without_the_plugin(host):
+    h = check(
+        host,
+        """
+        fork = ctypes.PyDLL(None).fork     # by C, for os.fork() is refused; with the GIL held, so that the child has it
+        held = [bulkhead.Buffer.allocate(100)]
+        await self.slot.remember(held[0])
+        child = fork()
+        if child == 0:
+            held.clear()
+            os._exit(7)
+        status = None
+        for _ in range(15000):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid:
+                break
+            await asyncio.sleep(0.002)
+        assert pid == child and os.waitstatus_to_exitcode(status) == 7, status
+        await self.counted(1, 0)
+        held.clear()
+        await self.counted(1, 1)
+        """,
+        args=["--set", "plugin slot.undo_at_once=yes"],
+    )
+    assert h.stop() == 0
+
+
 @pytest.mark.parametrize("leave", ["no", "yes"])
 def test_slots_that_are_set_when_the_plugin_closes_are_cleared_or_told_of(host, leave):
     h = check(

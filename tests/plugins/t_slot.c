@@ -10,6 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct entry {
 	struct entry *next, **link; /* under lock; link: what points at it */
@@ -29,6 +30,7 @@ struct state {
 	int64_t n_made, n_released, n_cleared, n_wrong; /* under lock */
 	int ends;					/* under lock */
 	int undo_at_once, leave;
+	pid_t pid;
 	pthread_t thread;
 };
 
@@ -85,6 +87,8 @@ static void release(void *value, struct bh_buffer *buffer)
 	struct state *s = only;
 	struct entry *entry = value;
 
+	if (getpid() != s->pid)
+		_exit(86); /* nobody may call it in a forked child */
 	pthread_mutex_lock(&s->lock);
 	list_remove(entry);
 	s->n_wrong += entry->buffer != buffer || s->host->buffer_slot_get(s->ctx, buffer) ||
@@ -342,6 +346,7 @@ static bh_status slot_open(struct bh_context *ctx, const struct bh_services *hos
 		return host->fail(ctx, -ENOMEM, "t_slot.alloc", NULL, 0);
 	s->ctx = ctx;
 	s->host = host;
+	s->pid = getpid();
 	s->undo_at_once = (int)host->option_int(ctx, "undo_at_once");
 	s->leave = (int)host->option_int(ctx, "leave");
 	pthread_mutex_init(&s->lock, NULL);
