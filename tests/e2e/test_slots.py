@@ -163,7 +163,8 @@ def test_what_an_object_raises_is_the_tasks_error_with_the_workers_traceback(hos
         assert await self.slot.misuse(bytearray(1)) == [EINVAL] * 4 + [0]
         """,
     )
-    assert h.find("plugin misuses a service", plugin="slot", service="object_buffer", reason="the descriptor has no such site")
+    misused = {"plugin": "slot", "service": "object_buffer"}
+    assert h.find("plugin misuses a service", **misused, reason="the descriptor has no such site")
     assert h.stop() == 0
 
 
@@ -232,6 +233,22 @@ def test_a_plugin_finds_what_it_keeps_for_a_buffer_until_python_drops_it(host):
     )
     assert h.stop() == 0
     assert h.find("slots closed", made="3", released="2", cleared="1", wrong="0")
+
+
+def test_the_result_of_a_task_is_the_same_buffer_as_an_object(host):
+    check(
+        host,
+        """
+        task = self.buffer.make([100], fill=7)
+        first = await self.slot.remember(task)       # the worker sees it before Python does
+        made = await task
+        assert await self.slot.remember(made) == first and bytes(made)[:1] == b"\7"
+        assert await self.slot.echo(self.slot.echo(made)) is made
+        del task, made
+        gc.collect()
+        await self.counted(1, 1)
+        """,
+    )
 
 
 @pytest.mark.parametrize("at_once", ["no", "yes"])
