@@ -14,6 +14,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -299,6 +300,59 @@ def host():
             h.reap()
             print(f"---- the log of {' '.join(h.command)}\n{h.text}")  # pytest shows it when the test failed
             shutil.rmtree(folder, ignore_errors=True)
+
+
+_imports: dict[str, tuple[str, bool]] = {}
+
+
+def python_version(h: Host) -> str:
+    """Of the Python in the host, which need not be the one that runs the tests: "3.12.1"."""
+    return h.get("/v1/python").json["version"].split()[0]
+
+
+@pytest.fixture
+def needs(host):
+    """needs("numpy"): skips the test, with the reason, where the host's Python has no such module."""
+
+    def check(module: str):
+        if module not in _imports:
+            h = host(
+                "[app app]\nobject = app:App\n",
+                {
+                    "app.py": """
+                        import importlib
+                        import bulkhead
+
+                        class App:
+                            @bulkhead.endpoint
+                            async def has(self, module: str) -> bool:
+                                try:
+                                    return bool(importlib.import_module(module))
+                                except ImportError:
+                                    return False
+                    """
+                },
+            )
+            _imports[module] = python_version(h), h.call("has", module, timeout=60)
+            assert h.stop(timeout=60) == 0
+        version, found = _imports[module]
+        if not found:
+            pytest.skip(f"the host has Python {version}, which has no {module} (Debian's Python has it: python3-{module})")
+
+    return check
+
+
+@pytest.fixture
+def needs_own_python(host):
+    """Skips the test where the host has another Python than the one that runs the tests."""
+    own = ".".join(platform.python_version_tuple()[:2])
+    if "" not in _imports:
+        h = host()
+        _imports[""] = python_version(h), True
+        assert h.stop() == 0
+    version = _imports[""][0]
+    if not version.startswith(own + "."):
+        pytest.skip(f"the host has Python {version}, and venvs are made by {own} here")
 
 
 @pytest.fixture

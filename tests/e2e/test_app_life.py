@@ -221,17 +221,8 @@ def test_h32_a_venv_of_another_version(host, venv, version):
     assert failed["given"].startswith(version or "no version") and re.search(r"Python 3\.\d+", failed["accepted"])
 
 
-def need_own_version(host):
-    h = host()
-    theirs = h.get("/v1/python").json["version"]
-    if not theirs.startswith(own_version() + "."):
-        pytest.skip(f"the host has Python {theirs.split()[0]}, and venvs are made by {own_version()} here")
-    assert h.stop() == 0
-
-
-def test_h32_a_venv_of_another_interpreter_of_this_version(host, tmp_path):
+def test_h32_a_venv_of_another_interpreter_of_this_version(host, needs_own_python, tmp_path):
     """CPython would run this host's libpython on the other one's standard library."""
-    need_own_version(host)
     own = os.path.realpath(sys.executable)
     pattern = os.path.expanduser(f"~/.pyenv/versions/{own_version()}.*/bin/python{own_version()}")
     others = [python for python in glob.glob(pattern) if os.path.realpath(python) != own]
@@ -249,8 +240,7 @@ def test_h32_a_venv_of_another_interpreter_of_this_version(host, tmp_path):
     assert failed["given"] and "python3" in failed["accepted"]
 
 
-def test_h32_a_venv_that_has_lost_its_interpreter(host, venv):
-    need_own_version(host)
+def test_h32_a_venv_that_has_lost_its_interpreter(host, needs_own_python, venv):
     for link in (venv / "bin").glob("python*"):
         link.unlink()
     h = refused(host, f"python.venv={venv}")

@@ -36,14 +36,15 @@ C_MODULES = {
 
 
 @pytest.mark.parametrize("where", ["on_main", "on_pool"])
-def test_h16_c_modules_of_python_can_be_imported(host, where):
-    pytest.importorskip("numpy", reason="Debian's python3-numpy is not installed")
+def test_h16_c_modules_of_python_can_be_imported(host, needs, where):
+    needs("numpy")
     h = host(POOL, C_MODULES)
     assert h.call(where) == ["_struct", "_json", "math", "_ctypes", "numpy"]
 
 
-def test_h16_an_installed_host_needs_nothing_of_its_build_tree(host):
+def test_h16_an_installed_host_needs_nothing_of_its_build_tree(host, needs):
     """PLG-5: the staged files, moved elsewhere, and nothing mapped from where they were built."""
+    needs("numpy")
     with tempfile.TemporaryDirectory(prefix="bh-") as folder:
         prefix = Path(folder) / "usr"
         shutil.copytree(stage(), prefix)
@@ -90,7 +91,7 @@ def test_h32_python_is_isolated_from_the_environment(host, tmp_path):
     assert not any(path in ("", ".") for path in seen["path"])
 
 
-def test_h32_packages_of_a_venv_are_found(host, tmp_path):
+def test_h32_packages_of_a_venv_are_found(host, needs_own_python, tmp_path):
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     site = next(venv.glob("lib/python3.*/site-packages"))

@@ -240,8 +240,8 @@ CASES = 150  # of each op, with ordinary values and with special ones
 
 
 @pytest.fixture
-def stream(host):
-    pytest.importorskip("numpy", reason="Debian's python3-numpy is not installed")
+def stream(host, needs):
+    needs("numpy")
     return host(MANIFEST, APP)
 
 
