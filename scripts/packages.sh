@@ -8,7 +8,7 @@ bulkhead_packages="
     libinih-dev libjansson-dev libevent-dev libcurl4-openssl-dev libblas-dev libdlpack-dev
     libfabric-dev libibverbs-dev librdmacm-dev
     curl"
-bulkhead_test_packages="libcunit1-dev python3-pytest python3-numpy mypy binutils g++
+bulkhead_test_packages="libcunit1-dev python3-pytest python3-hypothesis python3-numpy mypy binutils g++
     qemu-system-x86 ibverbs-providers iproute2 xz-utils"
 
 # bulkhead_missing_packages PACKAGE…: those that dpkg does not know as installed, one a line.
