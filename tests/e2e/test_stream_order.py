@@ -63,7 +63,33 @@ APP = {
                 try:
                     await failed
                 except ValueError as error:
+                    await self.b.wait(self.a.record())               # nor is it held against the stream later
+                    await self.a.synchronize()
                     return [str(error), await self.b.run(int, "7")]
+
+            @bulkhead.endpoint
+            async def synchronized(self) -> list:
+                held = self.a.run(self.hold)
+                self.a.run(self.see, "a")
+                done = self.a.synchronize()
+                done.add_done_callback(lambda task: self.see("synchronized"))
+                await self.b.synchronize()                           # of what is in b: nothing
+                before = [done.done(), self.seen[:]]
+                self.gate.set()
+                await asyncio.gather(held, done)
+                await asyncio.sleep(0)
+                return [before, self.seen]
+
+            @bulkhead.endpoint
+            async def every_event_counts(self, last: int) -> list:
+                lanes = [self.stream.lane(f"e{i}") for i in range(3)]
+                held = lanes[last].run(self.hold)
+                waits = self.b.wait(*(lane.record() for lane in lanes))
+                await asyncio.gather(*(lane.synchronize() for lane in lanes if lane is not lanes[last]))
+                before = waits.done()
+                self.gate.set()
+                await asyncio.gather(held, waits)
+                return [before]
 
             @bulkhead.endpoint
             async def never(self) -> list:
@@ -116,6 +142,7 @@ APP = {
     ("ordered", [[False, False], ["c", "a", "b"]]),
     ("unordered", ["b"]),
     ("events_of_failed_work", ["at the root", 7]),
+    ("synchronized", [[False, []], ["a", "synchronized"]]),
     ("never", [["record", "Cancelled"], ["run", "ValueError"], ["b"]]),
     ("too_late", ["task.deadline", ["b"]]),
     ("another_pools", ["done"]),
@@ -123,6 +150,11 @@ APP = {
 def test_streams_are_ordered_by_events(host, what, answer):
     h = host(MANIFEST, APP)
     assert h.call(what, timeout=60) == answer
+
+
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_each_of_several_events_is_waited_for(host, last):
+    assert host(MANIFEST, APP).call("every_event_counts", last, timeout=60) == [False]
 
 
 def test_a_ring_of_streams_that_wait_for_the_one_before_runs_in_order(host):
