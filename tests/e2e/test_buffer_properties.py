@@ -37,7 +37,7 @@ APP = {
                 return {"refused": error.facts}
 
         async def true(condition):
-            for _ in range(30000):
+            for _ in range(10000):
                 if condition():
                     return True
                 await asyncio.sleep(0.001)
