@@ -36,11 +36,14 @@ APP = {
             except bulkhead.BadArgument as error:
                 return {"refused": error.facts}
 
+        patience = [10000]
+
         async def true(condition):
-            for _ in range(10000):
+            for _ in range(patience[0]):
                 if condition():
                     return True
                 await asyncio.sleep(0.001)
+            patience[0] = 50         # what is wrong once is wrong again while the case is made smaller
             return False
 
         def released(view):
