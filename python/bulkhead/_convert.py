@@ -720,7 +720,11 @@ def _plain_key(key: Any, where: str) -> str:
         if isinstance(key, float) and not math.isfinite(key):
             raise BadResult(where, f"has the key {key!r}, which JSON does not have")
         plain = key if isinstance(key, str) else json.dumps(key)
-        return typing.cast(str, _plain(plain, f"a key of {where}"))
+        try:
+            plain.encode()
+        except UnicodeEncodeError:
+            raise BadResult(where, f"has a key that UTF-8 cannot express: {plain[:_SHOWN_MAX]!r}") from None
+        return plain
     if isinstance(key, (datetime.datetime, datetime.date, datetime.time)):
         return key.isoformat()
     if isinstance(key, (uuid.UUID, decimal.Decimal, pathlib.PurePath)):

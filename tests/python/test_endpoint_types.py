@@ -298,6 +298,7 @@ async def unawaited():
     (lambda: {"a": decimal.Decimal("Infinity")}, ["result['a']", "Infinity"]),
     (lambda: {(1, 2): 3}, ["result", "key (1, 2)", "tuple"]),
     (lambda: ["\ud800"], ["result[0]", "UTF-8"]),
+    (lambda: [{"\ud800": 1}], ["result[0]", "key", "UTF-8"]),
     (lambda: [unawaited()], ["result[0]", "coroutine", "await"]),
     (lambda: Point, ["result", "type"]),
 ])  # fmt: skip
