@@ -1362,6 +1362,29 @@ static void test_silent_listener(void)
 	close(listener);
 }
 
+/* What a real peer says first: taken from one. */
+static size_t first_words(uint8_t *words, size_t size)
+{
+	struct bh_rdma_address address;
+	int listener = tcp_listener(&address), fd;
+	struct end a = end_open();
+	size_t n = 0;
+
+	connect_out(&a, &address);
+	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	for (int64_t until = now_ns() + PATIENCE_NS; n == 0 && now_ns() < until;) {
+		ssize_t got;
+
+		step(&a);
+		got = recv(fd, words, size, 0);
+		n = got > 0 ? (size_t)got : 0;
+	}
+	close(fd);
+	close(listener);
+	end_close(&a);
+	return n;
+}
+
 /* The end serves a good peer as if nothing were. */
 static void serves(struct end *b)
 {
@@ -1415,6 +1438,90 @@ static void test_garbage(void)
 	end_close(&b);
 }
 
+/* Right words, but cut at every length; then whole ones with another hello size, and then nonsense
+ * instead of requests. */
+static void test_half_words(void)
+{
+	uint8_t words[512], more[4096];
+	size_t n;
+	struct end b;
+	uint32_t fds;
+
+	if (strcmp(ops->name, "software") != 0)
+		BH_SKIP("strangers that speak plain TCP");
+	n = first_words(words, sizeof(words));
+	CU_ASSERT_FATAL(n > BH_RDMA_HELLO_SIZE && n < sizeof(words));
+	b = end_open();
+	fds = count_in("/proc/self/fd");
+	for (size_t cut = 0; cut < n; cut++) {
+		int fd = tcp_to(&b.transport->address);
+
+		(void)!send(fd, words, cut, MSG_NOSIGNAL);
+		for (int j = 0; j < 20; j++)
+			step(&b);
+		close(fd);
+		for (int j = 0; j < 20; j++)
+			step(&b);
+	}
+	CU_ASSERT(b.n_requests == 0);
+	serves(&b);
+	CU_ASSERT(has_forgotten(&b, fds));
+	/* Whole, and gone before the answer; whole, and silent; whole, and nonsense. */
+	for (uint32_t i = 0; i < 30; i++) {
+		int fd = tcp_to(&b.transport->address);
+		struct linger at_once = { 1, 0 };
+		uint32_t requests = b.n_requests, down = b.n_down_in;
+
+		(void)!send(fd, words, n, MSG_NOSIGNAL);
+		if (i % 3 == 0) {
+			setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
+			close(fd);
+			for (int j = 0; j < 100; j++) /* it may never have been a request */
+				step(&b);
+			continue;
+		}
+		CU_ASSERT(UNTIL(b.n_requests > requests, &b));
+		if (i % 3 == 2) {
+			memset(more, 0xff, sizeof(more));
+			(void)!send(fd, more, sizeof(more), MSG_NOSIGNAL);
+			for (int j = 0; j < 20; j++)
+				step(&b);
+		}
+		close(fd);
+		CU_ASSERT(UNTIL(b.n_down_in > down, &b));
+	}
+	serves(&b);
+	CU_ASSERT(has_forgotten(&b, fds));
+	end_close(&b);
+}
+
+/* Two hundred who connect and say nothing; half of them stay. */
+static void test_silence(void)
+{
+	int some[200];
+	struct end b;
+	uint32_t fds;
+
+	if (strcmp(ops->name, "software") != 0)
+		BH_SKIP("strangers that speak plain TCP");
+	b = end_open();
+	fds = count_in("/proc/self/fd");
+	for (int i = 0; i < 200; i++) {
+		some[i] = tcp_to(&b.transport->address);
+		step(&b);
+	}
+	serves(&b);
+	for (int i = 0; i < 100; i++)
+		close(some[i]);
+	serves(&b);
+	CU_ASSERT(has_forgotten(&b, fds + 200));
+	for (int i = 100; i < 200; i++)
+		close(some[i]);
+	CU_ASSERT(has_forgotten(&b, fds));
+	serves(&b);
+	end_close(&b);
+}
+
 static const struct bh_test tests[] = {
 	{ "what is written arrives, what is read comes, and nothing beside it changes",
 	  test_sizes },
@@ -1442,5 +1549,7 @@ static const struct bh_test tests[] = {
 	{ "a fault's text is never cut in the middle of a character", test_fault_text },
 	{ "a listener that never answers: down after connect_timeout", test_silent_listener },
 	{ "garbage on the port: no request, no harm", test_garbage },
+	{ "half a request, a request without a peer, nonsense after it: no harm", test_half_words },
+	{ "two hundred silent connections: peers are served", test_silence },
 };
 BH_TAP_MAIN(TRANSPORT_NAME, tests)
