@@ -18,6 +18,7 @@
 
 #include <arpa/inet.h>
 #include <assert.h>
+#include <dirent.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <inttypes.h>
@@ -46,6 +47,8 @@
 #define POLLS_A_LOOK 64u      /* polls between two looks for connections while none is expected */
 #define NONE UINT32_MAX	      /* no slot */
 #define PRESET_MESSAGE (1u << 20)
+#define STRANGERS 64u	    /* watched at a time */
+#define CLOSING_SWEEPS 1000 /* far more than it takes: libfabric sees some at each look */
 
 /* What libfabric is given as context says which slot, and which use of it: a completion that comes
  * late, or twice, for one that is over means nothing, whoever uses the slot by then. */
@@ -116,6 +119,10 @@ struct software {
 	bool look;	      /* T: for connections, at the next poll */
 	bool drained;	      /* T: the last poll looked everywhere, and left nothing */
 	uint64_t n_read;      /* T: completions read ever */
+
+	int64_t sweep_ns; /* T: when to look for strangers; INT64_MAX: nobody has come since */
+	struct bh_rdma_address strangers[STRANGERS]; /* T: those of the last sweep */
+	uint32_t n_strangers;			     /* T */
 
 	pthread_mutex_t lock;		    /* guards the M field; held for a few instructions */
 	struct registration *registrations; /* M */
@@ -735,28 +742,30 @@ static void on_completion(struct software *software, struct collector *into, con
 	}
 }
 
-/* True: there is nothing more for now. */
+/* True: the queue was asked and had nothing. Not asked again after it gave less than it might have:
+ * that would be a system call a completion. */
 static bool read_completions(struct software *software, struct collector *into)
 {
 	struct fi_cq_entry entries[BATCH];
 	struct fi_cq_err_entry error;
 
 	while (into->n < into->max) {
-		uint32_t room = into->max - into->n;
-		ssize_t n = fi_cq_read(software->cq, entries, room < BATCH ? room : BATCH);
+		uint32_t room = into->max - into->n < BATCH ? into->max - into->n : BATCH;
+		ssize_t n = fi_cq_read(software->cq, entries, room);
 
 		if (n == -FI_EAVAIL) {
 			memset(&error, 0, sizeof(error));
-			n = fi_cq_readerr(software->cq, &error, 0);
-			if (n == 1)
+			if (fi_cq_readerr(software->cq, &error, 0) == 1)
 				on_completion(software, into, error.op_context,
 					      error.err ? error.err : EIO);
-		} else if (n > 0) {
-			for (ssize_t i = 0; i < n; i++)
-				on_completion(software, into, entries[i].op_context, 0);
+			continue;
 		}
 		if (n <= 0)
 			return true;
+		for (ssize_t i = 0; i < n; i++)
+			on_completion(software, into, entries[i].op_context, 0);
+		if (n < (ssize_t)room)
+			return false;
 	}
 	return false;
 }
@@ -883,6 +892,93 @@ static bool read_events(struct software *software, struct collector *into)
 	return false;
 }
 
+/* ---- strangers ------------------------------------------------------------------------------- */
+
+/* libfabric accepts whoever connects and waits for their first words without a limit, nor does it give
+ * them back when the listener is closed; and it does not say which descriptors those are. They are the
+ * sockets at our listener's address that no link has. Only shut down here: libfabric then finds them at
+ * their end, and closes them itself. */
+
+static bool is_at_our_address(const struct software *software, int fd)
+{
+	struct sockaddr_storage own = { 0 };
+	socklen_t length = sizeof(own);
+	const struct bh_rdma_address *ours = &software->transport.address;
+
+	return getsockname(fd, (struct sockaddr *)&own, &length) == 0 && length == ours->length &&
+	       memcmp(&own, ours->bytes, length) == 0;
+}
+
+static bool stranger_at(const struct software *software, int fd, struct bh_rdma_address *ret_peer)
+{
+	struct sockaddr_storage peer = { 0 };
+	socklen_t length = sizeof(peer);
+
+	if (getpeername(fd, (struct sockaddr *)&peer, &length) < 0)
+		return false;
+	address_set(ret_peer, &peer, length);
+	for (const struct bh_rdma_link *link = software->links; link; link = link->next)
+		if (memcmp(&link->peer, ret_peer, sizeof(*ret_peer)) == 0)
+			return false;
+	return true;
+}
+
+static bool stranger_is_known(const struct software *software, const struct bh_rdma_address *peer)
+{
+	for (uint32_t i = 0; i < software->n_strangers; i++)
+		if (memcmp(&software->strangers[i], peer, sizeof(*peer)) == 0)
+			return true;
+	return false;
+}
+
+/* Sends away those who were there at the last sweep too; or all, and ends the listener, which lets
+ * nobody in from then on. Returns how many it found. */
+static uint32_t sweep(struct software *software, bool all)
+{
+	struct bh_rdma_address found[STRANGERS], peer;
+	uint32_t n = 0, n_kept = 0;
+	DIR *folder = opendir("/proc/self/fd");
+	struct dirent *entry;
+
+	while (folder && (entry = readdir(folder))) {
+		int fd = atoi(entry->d_name);
+
+		if (entry->d_name[0] == '.' || !is_at_our_address(software, fd))
+			continue;
+		if (!stranger_at(software, fd, &peer)) {
+			if (all)
+				(void)shutdown(fd, SHUT_RDWR);
+			continue;
+		}
+		n++;
+		if (all || stranger_is_known(software, &peer))
+			(void)shutdown(fd, SHUT_RDWR);
+		else if (n_kept < STRANGERS)
+			found[n_kept++] = peer;
+	}
+	if (folder)
+		closedir(folder);
+	memcpy(software->strangers, found, n_kept * sizeof(found[0]));
+	software->n_strangers = n_kept;
+	return n;
+}
+
+/* Whoever has said nothing for connect_timeout, once or twice over, is sent away. */
+static void sweep_when_due(struct software *software)
+{
+	int64_t now;
+
+	if (software->sweep_ns == INT64_MAX)
+		return;
+	now = now_ns();
+	if (now < software->sweep_ns)
+		return;
+	software->sweep_ns =
+		sweep(software, false) ? now + software->connect_timeout_ns : INT64_MAX;
+}
+
+/* ---- polling --------------------------------------------------------------------------------- */
+
 static void time_out(struct software *software)
 {
 	int64_t now = software->n_expecting ? now_ns() : 0;
@@ -959,7 +1055,10 @@ static uint32_t software_poll(struct bh_rdma_transport *transport, struct bh_rdm
 	/* Looking costs two system calls. What is not seen here is seen before a sleep. */
 	if (software->n_expecting || software->look || ++software->n_polls % POLLS_A_LOOK == 0) {
 		looked = read_events(software, &into);
+		if (software->look && software->sweep_ns == INT64_MAX) /* somebody may have come */
+			software->sweep_ns = now_ns() + software->connect_timeout_ns;
 		software->look = !looked;
+		sweep_when_due(software);
 	}
 	drained = read_completions(software, &into);
 	time_out(software);
@@ -993,7 +1092,7 @@ static uint32_t software_descriptors(struct bh_rdma_transport *transport, int re
 static int64_t software_timeout_ns(struct bh_rdma_transport *transport)
 {
 	struct software *software = software_of(transport);
-	int64_t nearest = INT64_MAX, now;
+	int64_t nearest = software->sweep_ns, now;
 
 	for (struct bh_rdma_link *link = software->n_expecting ? software->links : NULL; link;
 	     link = link->next)
@@ -1240,6 +1339,20 @@ static bh_status open_listener(struct software *software, const struct bh_rdma_c
 	return 0;
 }
 
+/* Lets libfabric see who has gone; requests that come up yet are refused. */
+static void drop_events(struct software *software)
+{
+	struct bh_rdma_event events[BATCH];
+	struct collector into = { events, 0, BATCH };
+
+	while (into.n < into.max && read_event(software, &into))
+		;
+	while (software->links) {
+		link_close(software->links);
+		link_free(software->links);
+	}
+}
+
 static void software_close(struct bh_rdma_transport *transport)
 {
 	struct software *software = software_of(transport);
@@ -1248,6 +1361,8 @@ static void software_close(struct bh_rdma_transport *transport)
 		link_close(software->links);
 		link_free(software->links);
 	}
+	for (int i = 0; software->listener && sweep(software, true) && i < CLOSING_SWEEPS; i++)
+		drop_events(software);
 	while (software->registrations) {
 		struct registration *registration = software->registrations;
 
@@ -1290,6 +1405,7 @@ static bh_status software_open(const struct bh_rdma_config *config,
 		return bh_rdma_fault(fault, -ENOMEM, "rdma.memory", "no memory for a transport");
 	pthread_mutex_init(&software->lock, NULL);
 	software->free = NONE;
+	software->sweep_ns = INT64_MAX;
 	software->endings_behind = &software->endings;
 	software->connect_timeout_ns = config->connect_timeout_ns;
 	software->source = !address_is_loopback(&at);

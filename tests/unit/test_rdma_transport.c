@@ -1357,7 +1357,6 @@ static void test_silent_listener(void)
 	CU_ASSERT(a.down_out == -ETIMEDOUT);
 	CU_ASSERT(took >= config.connect_timeout_ns && took < PATIENCE_NS / 2);
 	CU_ASSERT(strstr(a.fault.text, "0.150 s") != NULL);
-	CU_ASSERT(ops->timeout_ns(a.transport) == INT64_MAX);
 	end_close(&a);
 	close(listener);
 }
@@ -1495,12 +1494,38 @@ static void test_half_words(void)
 	end_close(&b);
 }
 
+/* Whoever says nothing for long is sent away, so that a full table of descriptors empties. */
+static void test_sent_away(void)
+{
+	struct bh_rdma_config config = config_here();
+	struct end b = { 0 };
+	struct pollfd fds[30];
+	uint32_t n_open = count_in("/proc/self/fd");
+
+	if (strcmp(ops->name, "software") != 0)
+		BH_SKIP("strangers that speak plain TCP");
+	config.connect_timeout_ns = 100 * INT64_C(1000000);
+	b.transport = opened(&config);
+	serves(&b);
+	for (int i = 0; i < 30; i++)
+		fds[i] =
+			(struct pollfd){ .fd = tcp_to(&b.transport->address), .events = POLLRDHUP };
+	CU_ASSERT(UNTIL(poll(fds, 30, 0) == 30, &b));
+	for (int i = 0; i < 30; i++)
+		close(fds[i].fd);
+	serves(&b);
+	/* No longer looked for: the transport sleeps without a limit. */
+	CU_ASSERT(UNTIL(ops->timeout_ns(b.transport) == INT64_MAX || now_ns() == 0, &b));
+	end_close(&b);
+	CU_ASSERT(count_in("/proc/self/fd") == n_open);
+}
+
 /* Two hundred who connect and say nothing; half of them stay. */
 static void test_silence(void)
 {
+	uint32_t fds, before = count_in("/proc/self/fd");
 	int some[200];
 	struct end b;
-	uint32_t fds;
 
 	if (strcmp(ops->name, "software") != 0)
 		BH_SKIP("strangers that speak plain TCP");
@@ -1519,7 +1544,15 @@ static void test_silence(void)
 		close(some[i]);
 	CU_ASSERT(has_forgotten(&b, fds));
 	serves(&b);
+	/* Some are there when it closes. */
+	for (int i = 0; i < 10; i++)
+		some[i] = tcp_to(&b.transport->address);
+	for (int i = 0; i < 100; i++)
+		step(&b);
 	end_close(&b);
+	for (int i = 0; i < 10; i++)
+		close(some[i]);
+	CU_ASSERT(count_in("/proc/self/fd") == before);
 }
 
 static const struct bh_test tests[] = {
@@ -1550,6 +1583,7 @@ static const struct bh_test tests[] = {
 	{ "a listener that never answers: down after connect_timeout", test_silent_listener },
 	{ "garbage on the port: no request, no harm", test_garbage },
 	{ "half a request, a request without a peer, nonsense after it: no harm", test_half_words },
+	{ "who connects and says nothing is sent away in the end", test_sent_away },
 	{ "two hundred silent connections: peers are served", test_silence },
 };
 BH_TAP_MAIN(TRANSPORT_NAME, tests)
