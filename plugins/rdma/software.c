@@ -6,8 +6,10 @@
  * that owns the memory, and only while that process polls: the engine's thread is what serves peers.
  * A peer that breaks the rules has its whole link ended, and nobody is told which request it was.
  *
- * It is for networks whose members trust each other: there is no encryption, and the provider itself
- * does not survive every frame that its own side would never send (see docs/rdma.md).
+ * It is for networks whose members trust each other: there is no encryption, and on a link that was
+ * accepted the provider does not survive every frame that its own side would never send (seen with
+ * 1.17: an acknowledgement that nobody waits for, a tagged message). Who accepts must therefore know
+ * from the hello that the peer holds a descriptor of ours.
  *
  * Thread: as transport.h says. libfabric starts none of its own for this provider as it is used here.
  * Owns:   all of libfabric's objects. A work's memory is the caller's until its DONE.
@@ -1234,6 +1236,26 @@ static bh_status check_config(const struct bh_rdma_config *config, struct bh_rdm
 	return st;
 }
 
+/* With either of these the kernel still reads memory of a connection that has been closed. */
+static bh_status check_environment(struct bh_rdma_fault *fault)
+{
+	static const struct {
+		const char *name, *off;
+	} settings[] = { { "FI_TCP_ZEROCOPY_SIZE", "-1" }, { "FI_TCP_IO_URING", "0" } };
+
+	for (size_t i = 0; i < sizeof(settings) / sizeof(settings[0]); i++) {
+		const char *value = getenv(settings[i].name);
+
+		if (value && strcmp(value, settings[i].off) != 0)
+			return bh_rdma_fault(fault, -EINVAL, "rdma.environment",
+					     "%s = %.32s in the environment: a link that is cut "
+					     "would not let go of memory at once; unset it, or set "
+					     "it to %s",
+					     settings[i].name, value, settings[i].off);
+	}
+	return 0;
+}
+
 static bh_status open_failed(struct bh_rdma_fault *fault, int st, const char *what)
 {
 	bh_rdma_fault(fault, st, "rdma.fabric", "libfabric (tcp): no %s: %s", what,
@@ -1396,6 +1418,8 @@ static bh_status software_open(const struct bh_rdma_config *config,
 	struct software *software;
 	bh_status st = check_config(config, fault);
 
+	if (st == 0)
+		st = check_environment(fault);
 	if (st == 0)
 		st = check_address(address, &at, &length, fault);
 	if (st < 0)

@@ -1259,6 +1259,24 @@ static void test_options(void)
 	CU_ASSERT(count_in("/proc/self/fd") == fds);
 }
 
+static void test_environment(void)
+{
+	static const char *const names[] = { "FI_TCP_ZEROCOPY_SIZE", "FI_TCP_IO_URING" };
+	struct bh_rdma_config config = config_here();
+
+	if (strcmp(ops->name, "software") != 0)
+		BH_SKIP("settings of libfabric");
+	for (size_t i = 0; i < 2; i++) {
+		struct bh_rdma_transport *transport = NULL;
+		struct bh_rdma_fault fault = { 0 };
+
+		setenv(names[i], "1", 1);
+		CU_ASSERT(ops->open(&config, &transport, &fault) == -EINVAL);
+		CU_ASSERT(strstr(fault.text, names[i]) != NULL);
+		unsetenv(names[i]);
+	}
+}
+
 static void test_port_in_use(void)
 {
 	struct bh_rdma_config config = config_here();
@@ -1578,6 +1596,7 @@ static const struct bh_test tests[] = {
 	{ "the descriptors wake a sleeper for everything", test_wakes },
 	{ "with nothing to do the descriptors stay quiet", test_idles },
 	{ "a wrong option is named with its value and what is accepted", test_options },
+	{ "SUP-10: settings under which a closed link reads on are refused", test_environment },
 	{ "a port in use is named, and free again after close()", test_port_in_use },
 	{ "a fault's text is never cut in the middle of a character", test_fault_text },
 	{ "a listener that never answers: down after connect_timeout", test_silent_listener },
