@@ -16,9 +16,12 @@
 
 #include <bulkhead/plugin.h>
 
+#include "host/core/list.h"
+#include "plugins/rdma/timers.h"
 #include "plugins/rdma/transport.h"
 
 struct bh_rdma_engine;
+struct bh_rdma_peer;
 
 struct bh_rdma_part {
 	uint64_t remote; /* from the descriptor's base */
@@ -46,14 +49,21 @@ struct bh_rdma_transfer {
 		     const struct bh_rdma_fault *fault, uint32_t failed);
 	void *user;
 
-	/* The engine's. */
-	struct bh_rdma_transfer *next;
-	struct bh_rdma_transfer **link;
-	uint32_t part, n_posted, n_failed, state, tries;
-	uint64_t offset;
+	/* The engine's; need not be set before. */
+	struct bh_list in_ring;	  /* to be posted from, or the queue of what was submitted (M) */
+	struct bh_list in_peer;	  /* all of a peer */
+	struct bh_list in_cancel; /* M: to be cancelled */
+	struct bh_list works;	  /* posted, or to be posted again */
+	struct bh_rdma_transfer *next_id;
+	struct bh_rdma_timer timer; /* its deadline; once it ends: how long that may take */
+	struct bh_rdma_peer *peer;
+	uint64_t bytes, bytes_left;
+	uint64_t offset; /* of the next byte to be posted, within part `part` */
+	uint32_t part, n_posted, n_lost, n_refused;
+	uint32_t failed;
+	bool ending;
 	bh_status status;
-	uint32_t failed_part;
-	int64_t cancelled_ns;
+	struct bh_rdma_fault fault;
 };
 
 /* What engines tell their owner; all on the engine's thread but for `now_ns`. Any may be NULL but now_ns. */
@@ -111,11 +121,11 @@ void bh_rdma_engine_cancel(struct bh_rdma_engine *engine, uint64_t id);
 struct bh_rdma_revoke {
 	void (*done)(struct bh_rdma_revoke *revoke);
 	void *user;
-	/* The engine's. */
-	struct bh_rdma_revoke *next;
+	/* The engine's; need not be set before. */
+	struct bh_list in_engine;
+	struct bh_rdma_timer timer;
 	uint64_t epoch;
 	uint32_t n_waiting;
-	int64_t until_ns;
 };
 bh_status bh_rdma_engine_revoke(struct bh_rdma_engine *engine, struct bh_rdma_revoke *revoke);
 
