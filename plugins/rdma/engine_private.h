@@ -64,6 +64,7 @@ struct link {
 	struct bh_rdma_timer timer; /* guards what the transport promised, or idleness */
 	struct bh_list posted, flushed;
 	uint32_t n_outstanding, n_reads, n_flushed;
+	uint32_t n_company; /* posted since nothing was outstanding: 1: alone from first to last */
 	uint64_t n_bytes;
 	bh_status status; /* the first words about why */
 	struct bh_rdma_fault fault;

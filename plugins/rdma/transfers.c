@@ -363,7 +363,7 @@ static bh_status work_post(struct bh_rdma_engine *engine, struct link *link, str
 	bh_list_push_back(&link->posted, &work->in);
 	work->state = WORK_POSTED;
 	work->link = link;
-	link->n_outstanding++;
+	link->n_company = link->n_outstanding++ == 0 ? 1 : link->n_company + 1;
 	link->n_reads += is_read(transfer);
 	link->n_bytes += work->length;
 	if (transfer->n_posted++ == 0) {
@@ -548,8 +548,10 @@ static void work_guilty(struct bh_rdma_engine *engine, struct work *work, bh_sta
 			      status == -EACCES ? "the region is closed or does not allow it"
 						: strerror(-status));
 	work_free(engine, work);
-	bh_rdma_transfer_fail(engine, transfer, status, &fault, index);
-	transfer_settle(engine, transfer);
+	if (transfer->ending)
+		transfer_settle(engine, transfer);
+	else
+		bh_rdma_transfer_fail(engine, transfer, status, &fault, index);
 }
 
 void bh_rdma_work_done(struct bh_rdma_engine *engine, const struct bh_rdma_event *event)
@@ -610,7 +612,7 @@ void bh_rdma_works_return(struct bh_rdma_engine *engine, struct bh_rdma_peer *pe
 {
 	struct bh_list *to_again = &peer->again, *to_suspects = &peer->suspects, *in;
 	bool named = link->ours || link->known;
-	bool alone = !named && link->n_flushed == 1;
+	bool alone = !named && link->n_flushed == 1 && link->n_company == 1;
 
 	/* In front of what was there, in the order in which they were posted. */
 	to_again = peer->again.next;
