@@ -172,11 +172,12 @@ void bh_rdma_engine_forget(struct bh_rdma_engine *engine, struct bh_rdma_transfe
 
 static bool engine_requests(struct bh_rdma_engine *engine)
 {
-	struct bh_list submitted, revokes, *in;
+	struct bh_list submitted, cancels, revokes, *in;
 	bool any;
 
 	pthread_mutex_lock(&engine->lock);
 	list_move(&engine->submitted, &submitted);
+	list_move(&engine->cancels, &cancels);
 	list_move(&engine->revokes_in, &revokes);
 	pthread_mutex_unlock(&engine->lock);
 	any = !bh_list_empty(&submitted) || !bh_list_empty(&revokes);
@@ -187,11 +188,11 @@ static bool engine_requests(struct bh_rdma_engine *engine)
 		engine->n_transfers++;
 		bh_rdma_transfer_begin(engine, t);
 	}
-	/* One at a time: what has been taken from the list may be done(), and gone, at any moment, but
-	 * by nobody else than this thread. */
+	/* Together with what was submitted, since a cancel may be right behind its transfer; then one at
+	 * a time: with done() others may leave the list, and cancel() looks at its links. */
 	for (;;) {
 		pthread_mutex_lock(&engine->lock);
-		in = bh_list_pop_front(&engine->cancels);
+		in = bh_list_pop_front(&cancels);
 		pthread_mutex_unlock(&engine->lock);
 		if (!in)
 			break;

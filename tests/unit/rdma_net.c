@@ -211,7 +211,11 @@ static struct request *request_find(struct bh_rdma_link *link, uint64_t number)
 
 static void request_end(struct bh_rdma_link *link, struct request *request, bh_status status)
 {
+	const struct net_options *options = &link->node->net->options;
+
 	event_new(link->node, BH_RDMA_DONE, link, status)->cookie = request->work.cookie;
+	if (net_chance(link->node->net, options->twice_percent, 100))
+		event_new(link->node, BH_RDMA_DONE, link, status)->cookie = request->work.cookie;
 	link->n_requests--;
 	link->n_reads -= request->work.op == BH_RDMA_OP_READ;
 	bh_list_remove(&request->in);
@@ -272,6 +276,14 @@ static void link_close_other(struct bh_rdma_link *link)
 			else
 				packet_free(packet);
 		}
+	}
+	/* What is left may take its time, while a new link to there is quick. */
+	if (net_chance(net, 30, 100)) {
+		int64_t more = (int64_t)(net_random(net) % 40) * net->options.delay_ns;
+
+		for (struct bh_list *in = other->packets.next; in != &other->packets; in = in->next)
+			bh_container_of(in, struct packet, in)->at_ns += more;
+		other->last_ns += more;
 	}
 	packet_send(other, PACKET_CLOSE, 0)->status = -ECONNRESET;
 }

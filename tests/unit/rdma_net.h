@@ -27,6 +27,7 @@ struct net_options {
 	uint32_t drop_per_mille; /* packets with which their link breaks */
 	uint32_t lose_percent;	 /* of what a break should give back */
 	uint32_t late_percent;	 /* of that, given back behind DOWN after all */
+	uint32_t twice_percent;	 /* of DONE that come once more */
 	/* Under the net's lock, whenever memory is read or written. `remote`: by a peer's request. */
 	void (*touch)(void *user, const struct net_node *node, const void *data, uint64_t length,
 		      bool written, bool remote);
