@@ -29,6 +29,7 @@ enum packet_kind {
 	PACKET_DATA, /* answers READ */
 	PACKET_DONE, /* answers WRITE */
 	PACKET_GUILTY,
+	PACKET_TWICE, /* the completion of what has had one */
 	PACKET_MESSAGE,
 	PACKET_CLOSE
 };
@@ -215,7 +216,7 @@ static void request_end(struct bh_rdma_link *link, struct request *request, bh_s
 
 	event_new(link->node, BH_RDMA_DONE, link, status)->cookie = request->work.cookie;
 	if (net_chance(link->node->net, options->twice_percent, 100))
-		event_new(link->node, BH_RDMA_DONE, link, status)->cookie = request->work.cookie;
+		packet_send(link, PACKET_TWICE, 0)->number = request->work.cookie;
 	link->n_requests--;
 	link->n_reads -= request->work.op == BH_RDMA_OP_READ;
 	bh_list_remove(&request->in);
@@ -426,6 +427,9 @@ static void packet_arrived(struct bh_rdma_link *link, struct packet *packet)
 		request = request_find(link, packet->number);
 		if (request)
 			request_end(link, request, -EACCES);
+		return;
+	case PACKET_TWICE:
+		event_new(node, BH_RDMA_DONE, link, 0)->cookie = packet->number;
 		return;
 	case PACKET_MESSAGE:
 		memcpy(event_new(node, BH_RDMA_MESSAGE, link, 0)->bytes, packet->hello,
@@ -912,7 +916,7 @@ void net_silence(struct net_node *node, bool silent)
 	unlock(node);
 }
 
-void net_drop_links(struct net *net, struct net_node *a, struct net_node *b)
+void net_drop_links(struct net *net, struct net_node *a, struct net_node *b, bool alone)
 {
 	pthread_mutex_lock(&net->lock);
 	for (struct bh_list *in = a->links.next; in != &a->links; in = in->next) {
@@ -921,7 +925,7 @@ void net_drop_links(struct net *net, struct net_node *a, struct net_node *b)
 		if (link->state == UP && link->other && link->other->node == b) {
 			struct bh_rdma_link *poster = link->mine ? link : link->other;
 
-			if (poster->n_requests <= 1 && net->n_solo_drops++ > 0)
+			if (!alone && poster->n_requests <= 1 && net->n_solo_drops++ > 0)
 				continue;
 			link_break(link);
 		}
@@ -945,11 +949,6 @@ uint32_t net_violations(const struct net *net, const char **ret_last)
 {
 	*ret_last = net->last_violation ? net->last_violation : "none";
 	return net->n_violations;
-}
-
-uint32_t net_solo_drops(const struct net *net)
-{
-	return net->n_solo_drops;
 }
 
 uint32_t net_outstanding(const struct net_node *node)

@@ -46,11 +46,12 @@ void net_kill(struct net_node *node, bool silent);
 /* Whoever connects there is not answered at all; links that are up go silent. */
 void net_silence(struct net_node *node, bool silent);
 
-void net_drop_links(struct net *net, struct net_node *a, struct net_node *b);
+/* `alone`: also where at most one request is posted, which is taken for that one's guilt when it happens
+ * twice running; else once a net. */
+void net_drop_links(struct net *net, struct net_node *a, struct net_node *b, bool alone);
 int64_t net_next_ns(struct net *net); /* when a packet arrives; INT64_MAX: none is under way */
 uint32_t net_violations(const struct net *net,
 			const char **ret_last); /* of transport.h, by the engine */
-uint32_t net_solo_drops(const struct net *net);
 /* What the links of `node` have posted now and have had at most. */
 uint32_t net_outstanding(const struct net_node *node);
 uint32_t net_most_outstanding(const struct net_node *node);

@@ -524,7 +524,7 @@ static void schedule_act(struct world *world, const struct bh_rdma_engine_option
 		}
 	} else if (what < 86) {
 		if (world->hosts[from].engine && target->engine)
-			net_drop_links(world->net, world->hosts[from].node, target->node);
+			net_drop_links(world->net, world->hosts[from].node, target->node, false);
 	} else if (what < 96) {
 		world_run(world, (int64_t)pick(world, 3000) * 1000);
 	} else {
@@ -751,6 +751,63 @@ static void the_guilty_one_is_found(bool named, uint64_t most_links)
 	pair_free(&world);
 }
 
+static void suspects_run_alone(void)
+{
+	struct world world;
+	struct region *region;
+	struct job *guilty;
+
+	pair_new(&world, plain_net, &presets, &region);
+	for (uint32_t i = 0; i < 10; i++)
+		put(&world, region, 40);
+	guilty = job_submit(&world, 0, 1, region, BH_RDMA_OP_WRITE, 40, WRONG_KEY, INT64_MAX);
+	while (net_connects(world.hosts[0].node) < 2 && world_step(&world))
+		;
+	CU_ASSERT_EQUAL(guilty->n_done, 0);
+	/* What comes meanwhile waits. */
+	while (!guilty->n_done && world_step(&world)) {
+		put(&world, region, 8);
+		CU_ASSERT(net_outstanding(world.hosts[0].node) <= 1);
+	}
+	world_finish(&world, S);
+	for (uint32_t i = 0; i < world.n_jobs; i++)
+		CU_ASSERT_EQUAL(world.jobs[i].status, &world.jobs[i] == guilty ? -EACCES : 0);
+	pair_free(&world);
+}
+
+/* A request that was not alone all the time on the link that broke: nothing is proved. */
+static void who_had_company_is_not_guilty_yet(void)
+{
+	struct world world;
+	struct region *region;
+	struct net_options net = plain_net;
+	struct job *job;
+
+	net.max_reads = 8;
+	pair_new(&world, net, &presets, &region);
+	put(&world, region, 1);
+	world_finish(&world, S);
+	do {
+		put(&world, region, 1);
+		job = put(&world, region, 1);
+		world_settle(&world);
+		while (net_outstanding(world.hosts[0].node) > 1 && world_step(&world))
+			;
+	} while (world_waiting(&world) != 1 && world.n_jobs < 100);
+	CU_ASSERT_EQUAL(world_waiting(&world), 1);
+	for (uint32_t i = 0; i < 2; i++) {
+		net_drop_links(world.net, world.hosts[0].node, world.hosts[1].node, true);
+		world_settle(&world);
+		while (net_outstanding(world.hosts[0].node) == 0 && world_waiting(&world) > 0 &&
+		       world_step(&world))
+			;
+	}
+	world_finish(&world, S);
+	CU_ASSERT_EQUAL(job->n_done, 1);
+	CU_ASSERT_EQUAL(job->status, 0);
+	pair_free(&world);
+}
+
 static void who_breaks_links_alone_is_guilty(void)
 {
 	/* The first link, and the two that it broke when it was alone on them; one more for the rest. */
@@ -950,7 +1007,7 @@ static void lost(uint32_t late_percent)
 	for (uint32_t i = 0; i < 3; i++)
 		job[i] = put(&world, region, 40);
 	bh_rdma_engine_turn(world.hosts[0].engine);
-	net_drop_links(world.net, world.hosts[0].node, world.hosts[1].node);
+	net_drop_links(world.net, world.hosts[0].node, world.hosts[1].node, false);
 	net_silence(world.hosts[1].node, false);
 	world_run(&world, 5 * S);
 	for (uint32_t i = 0; i < 3; i++) {
@@ -1026,6 +1083,27 @@ static void a_revocation_waits_for_those_who_may_write(void)
 	job = put(&world, region, 40);
 	world_finish(&world, S);
 	CU_ASSERT_EQUAL(job->status, 0);
+	pair_free(&world);
+}
+
+static void a_revocation_waits_for_links_that_come_up(void)
+{
+	struct world world;
+	struct region *region;
+
+	pair_new(&world, plain_net, &presets, &region);
+	put(&world, region, 40);
+	bh_rdma_engine_turn(world.hosts[0].engine);
+	clock_ns += MS;
+	bh_rdma_engine_turn(world.hosts[1].engine); /* accepts */
+	CU_ASSERT_EQUAL(net_links_up(world.hosts[1].node), 1);
+	CU_ASSERT_EQUAL(counts_of(&world, 1).links_in, 0);
+	region_close(&world, &world.hosts[1], region);
+	bh_rdma_engine_turn(world.hosts[1].engine);
+	CU_ASSERT_EQUAL(region->n_done, 0);
+	world_run(&world, 20 * MS);
+	CU_ASSERT_EQUAL(region->n_done, 1);
+	CU_ASSERT_EQUAL(counts_of(&world, 1).cut, 0);
 	pair_free(&world);
 }
 
@@ -1491,6 +1569,9 @@ static const struct bh_test tests[] = {
 	{ "a small transfer does not wait for a large one", a_small_one_overtakes_a_large_one },
 	{ "who breaks links when it is alone on them is guilty, and nobody else",
 	  who_breaks_links_alone_is_guilty },
+	{ "suspects run alone", suspects_run_alone },
+	{ "who had company when the link broke is not guilty yet",
+	  who_had_company_is_not_guilty_yet },
 	{ "who is named by the transport is guilty at once", who_is_named_is_guilty_at_once },
 	{ "descriptors of an instance that is gone fail at once and harm nobody",
 	  stale_descriptors_harm_nobody },
@@ -1507,6 +1588,7 @@ static const struct bh_test tests[] = {
 	{ "revocations at once share messages", revocations_share_messages },
 	{ "a revocation waits for those who may write; who does not answer is cut",
 	  a_revocation_waits_for_those_who_may_write },
+	{ "a revocation waits for links that come up", a_revocation_waits_for_links_that_come_up },
 	{ "a revocation without links is over", a_revocation_without_links_is_over },
 	{ "a link without work is closed when the options say so", idle_links_are_closed },
 	{ "the end is bounded, whatever peers do", the_end_is_bounded },
