@@ -6,9 +6,10 @@
  * through one queue under one lock, and wake it by an eventfd when it sleeps.
  *
  * What it promises of a transfer: exactly one done() call; when that has been called nothing reads or
- * writes its memory any more (SUP-10); what a broken link gave back unfinished is done again on a new
- * one, one by one, so that the one that broke it fails and the others do not; a write may therefore be
- * carried out more than once, but never after its done(). */
+ * writes its local memory any more (SUP-10); what a broken link gave back unfinished is done again on a
+ * new one, one by one, so that the one that broke it fails and the others do not; a write may therefore
+ * be carried out more than once, but never behind a done() that says 0. One that failed or was cancelled
+ * may have been carried out in part, and what had left already may still arrive. */
 #ifndef BH_PLUGINS_RDMA_ENGINE_H
 #define BH_PLUGINS_RDMA_ENGINE_H
 
@@ -42,7 +43,9 @@ struct bh_rdma_transfer {
 	/* On the engine's thread, no lock held. `status`: 0; -EACCES: the peer refused: the region is
 	 * closed, was never there, or does not allow this; -ESTALE: the peer is another process than
 	 * the descriptor's; -EHOSTUNREACH, -ECONNREFUSED, -ETIMEDOUT, -ECONNRESET: no link, after
-	 * the retries that the options allow; -ECANCELED: cancelled, or past its deadline; -EIO.
+	 * the retries that the options allow; -EPROTO: another version, or another transport's
+	 * descriptor; -ECANCELED: cancelled, past its deadline, or the engine ends; -ENOMEM; others:
+	 * the transport's own.
 	 * `fault` says what, with the provider's text; `failed`: which part, for its address and
 	 * length. */
 	void (*done)(struct bh_rdma_transfer *transfer, bh_status status,
@@ -100,9 +103,9 @@ bh_status bh_rdma_engine_new(struct bh_rdma_transport *transport, uint64_t insta
 			     const struct bh_rdma_engine_options *options,
 			     const struct bh_rdma_engine_calls *calls,
 			     struct bh_rdma_engine **ret_engine);
-/* After run() has returned, or never ran. Every transfer has had its done() by then; those that the
- * transport never gave back even when their link was cut are counted in the return value, and their
- * storage must stay (SUP-10). */
+/* After run() has returned, or never ran. Every transfer has had its done() by then, but for those that
+ * the transport never gave back even when their link was cut: they never have it, are counted in the
+ * return value, and their storage and memory must stay (SUP-10). */
 uint32_t bh_rdma_engine_free(struct bh_rdma_engine *engine);
 
 /* The thread's body: until `stop_fd` is readable. Then: links cut, transfers done with -ECANCELED. */

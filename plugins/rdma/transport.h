@@ -135,7 +135,8 @@ struct bh_rdma_transport_ops {
 			     const struct bh_rdma_address *address,
 			     const uint8_t hello[BH_RDMA_HELLO_SIZE],
 			     struct bh_rdma_link **ret_link, struct bh_rdma_fault *fault);
-	/* After REQUEST. UP or DOWN follows accept(); nothing follows reject(), the link is gone. */
+	/* After REQUEST. UP or DOWN follows accept(), unless it fails: then reject() is still owed.
+	 * Nothing follows reject(), the link is gone. */
 	bh_status (*accept)(struct bh_rdma_transport *transport, struct bh_rdma_link *link,
 			    const uint8_t hello[BH_RDMA_HELLO_SIZE], struct bh_rdma_fault *fault);
 	void (*reject)(struct bh_rdma_transport *transport, struct bh_rdma_link *link,
