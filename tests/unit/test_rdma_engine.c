@@ -761,6 +761,8 @@ static void suspects_run_alone(void)
 	for (uint32_t i = 0; i < 10; i++)
 		put(&world, region, 40);
 	guilty = job_submit(&world, 0, 1, region, BH_RDMA_OP_WRITE, 40, WRONG_KEY, INT64_MAX);
+	for (uint32_t i = 0; i < 10; i++) /* these are behind it when the link breaks */
+		put(&world, region, 40);
 	while (net_connects(world.hosts[0].node) < 2 && world_step(&world))
 		;
 	CU_ASSERT_EQUAL(guilty->n_done, 0);
@@ -1103,6 +1105,26 @@ static void a_revocation_waits_for_links_that_come_up(void)
 	CU_ASSERT_EQUAL(region->n_done, 0);
 	world_run(&world, 20 * MS);
 	CU_ASSERT_EQUAL(region->n_done, 1);
+	CU_ASSERT_EQUAL(counts_of(&world, 1).cut, 0);
+	pair_free(&world);
+}
+
+static void a_message_that_finds_no_room_is_sent_again(void)
+{
+	struct world world;
+	struct region *region, *closing[16];
+	struct net_options net = plain_net;
+
+	net.full_percent = 60;
+	pair_new(&world, net, &presets, &region);
+	put(&world, region, 40);
+	world_finish(&world, S);
+	for (uint32_t i = 0; i < 16; i++) {
+		closing[i] = region_open(&world, 1, 3);
+		region_close(&world, &world.hosts[1], closing[i]);
+		world_run(&world, 100 * MS);
+		CU_ASSERT_EQUAL(closing[i]->n_done, 1);
+	}
 	CU_ASSERT_EQUAL(counts_of(&world, 1).cut, 0);
 	pair_free(&world);
 }
@@ -1589,6 +1611,8 @@ static const struct bh_test tests[] = {
 	{ "a revocation waits for those who may write; who does not answer is cut",
 	  a_revocation_waits_for_those_who_may_write },
 	{ "a revocation waits for links that come up", a_revocation_waits_for_links_that_come_up },
+	{ "a message that finds no room is sent again",
+	  a_message_that_finds_no_room_is_sent_again },
 	{ "a revocation without links is over", a_revocation_without_links_is_over },
 	{ "a link without work is closed when the options say so", idle_links_are_closed },
 	{ "the end is bounded, whatever peers do", the_end_is_bounded },
