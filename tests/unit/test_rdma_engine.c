@@ -763,8 +763,10 @@ static void suspects_run_alone(void)
 	guilty = job_submit(&world, 0, 1, region, BH_RDMA_OP_WRITE, 40, WRONG_KEY, INT64_MAX);
 	for (uint32_t i = 0; i < 10; i++) /* these are behind it when the link breaks */
 		put(&world, region, 40);
+	world_settle(&world);
 	while (net_connects(world.hosts[0].node) < 2 && world_step(&world))
 		;
+	CU_ASSERT_EQUAL(net_connects(world.hosts[0].node), 2);
 	CU_ASSERT_EQUAL(guilty->n_done, 0);
 	/* What comes meanwhile waits. */
 	while (!guilty->n_done && world_step(&world)) {
