@@ -716,7 +716,9 @@ static void net_disconnect(struct bh_rdma_transport *transport, struct bh_rdma_l
 	struct net_node *node = node_of(transport);
 
 	lock(node);
-	if (link->released) {
+	if (node->dead) {
+		/* whoever was killed says nothing any more */
+	} else if (link->released) {
 		violation(node->net, "disconnect() behind release()");
 	} else if (link->state != OVER) {
 		link_close_other(link);

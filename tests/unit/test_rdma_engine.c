@@ -902,7 +902,6 @@ static void a_replaced_peer_is_noticed(void)
 	old = job_submit(&world, 0, 2, region, BH_RDMA_OP_WRITE, 40, INNOCENT, INT64_MAX);
 	world_finish(&world, S);
 	CU_ASSERT_EQUAL(old->status, 0);
-	bh_rdma_engine_end(world.hosts[2].engine);
 	net_kill(world.hosts[2].node, true); /* nobody hears of it */
 	bh_rdma_engine_free(world.hosts[2].engine);
 	world.hosts[2].engine = NULL;
