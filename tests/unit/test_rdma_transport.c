@@ -879,9 +879,11 @@ static void disconnect_from_stopped(enum bh_rdma_op op)
 	n = post_many(&a, op, here, &local, shared, 0);
 	CU_ASSERT(UNTIL(a.n_done >= 1, &a));
 	kill(child, SIGSTOP);
-	for (int i = 0; i < 1000; i++) /* whatever is on its way comes in */
+	/* Whatever is on its way comes in; what waits for the peer does not, but where its kernel or card
+	 * serves us while it stands still. */
+	for (int i = 0; i < 1000 && a.transport->kind == BH_RDMA_SOFTWARE; i++)
 		step(&a);
-	CU_ASSERT(a.n_done < n);
+	CU_ASSERT(a.n_done < n || a.transport->kind == BH_RDMA_VERBS);
 	ops->disconnect(a.transport, a.out);
 	memset(here, 9, TARGET_SIZE);
 	CU_ASSERT(UNTIL(a.n_down_out, &a));
