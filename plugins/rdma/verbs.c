@@ -422,7 +422,7 @@ static bool make_messages(struct verbs *v, struct bh_rdma_link *link, struct bh_
 	memset(link->messages, 0, size);
 	link->messages_mr = ibv_reg_mr(v->pd, link->messages, size, IBV_ACCESS_LOCAL_WRITE);
 	if (!link->messages_mr) {
-		bh_rdma_verbs_memory_fault(fault, errno, size);
+		bh_rdma_verbs_memory_fault(fault, errno, link->messages, size);
 		return false;
 	}
 	link->free_sends = (1u << MESSAGES) - 1;
@@ -612,6 +612,7 @@ static bh_status status_of(enum ibv_wc_status status)
 	case IBV_WC_LOC_LEN_ERR:
 		return -EMSGSIZE;
 	case IBV_WC_RETRY_EXC_ERR: /* the link's fault, not the request's */
+	case IBV_WC_LOC_QP_OP_ERR: /* Soft-RoCE's word for a port that is down */
 	case IBV_WC_RNR_RETRY_EXC_ERR:
 	case IBV_WC_WR_FLUSH_ERR:
 		return -ECANCELED;
@@ -1455,7 +1456,7 @@ static bh_status verbs_register(struct bh_rdma_transport *transport, void *data,
 		int error = errno;
 
 		free(memory);
-		return bh_rdma_verbs_memory_fault(fault, error, length);
+		return bh_rdma_verbs_memory_fault(fault, error, data, length);
 	}
 	pthread_mutex_lock(&v->lock);
 	memory->next = v->memory;

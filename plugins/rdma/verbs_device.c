@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -147,7 +148,7 @@ static bh_status find_by_address(const struct sockaddr *address, const char *tex
 						 strerror(errno));
 	else if (!id->verbs)
 		status = bh_rdma_fault(fault, -ENODEV, "rdma.address",
-				       "address = %s: of no one RDMA device", text);
+				       "address = %s: no RDMA device is on it", text);
 	if (!status) {
 		snprintf(ret_device, 64, "%s", ibv_get_device_name(id->verbs->device));
 		*ret_port = id->port_num;
@@ -453,7 +454,27 @@ static uint64_t own_status(const char *field, int base)
 	return value;
 }
 
-bh_status bh_rdma_verbs_memory_fault(struct bh_rdma_fault *fault, int error, uint64_t length)
+/* The library and some drivers say ENOMEM where they mean EFAULT. */
+static bool is_mapped_whole(const void *data, uint64_t length)
+{
+	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+	uintptr_t at = (uintptr_t)data & ~(page - 1), end = (uintptr_t)data + length;
+	unsigned char resident[1024];
+
+	while (at < end) {
+		uintptr_t n = (end - at + page - 1) / page;
+
+		if (n > sizeof(resident))
+			n = sizeof(resident);
+		if (mincore((void *)at, n * page, resident) < 0 && errno == ENOMEM)
+			return false;
+		at += n * page;
+	}
+	return true;
+}
+
+bh_status bh_rdma_verbs_memory_fault(struct bh_rdma_fault *fault, int error, const void *data,
+				     uint64_t length)
 {
 	const uint64_t ipc_lock = UINT64_C(1) << 14; /* CAP_IPC_LOCK: no limit applies */
 	bool exempt = own_status("CapEff:", 16) & ipc_lock;
@@ -461,6 +482,10 @@ bh_status bh_rdma_verbs_memory_fault(struct bh_rdma_fault *fault, int error, uin
 	struct rlimit limit = { RLIM_INFINITY, RLIM_INFINITY };
 
 	getrlimit(RLIMIT_MEMLOCK, &limit);
+	if (error == EFAULT || !is_mapped_whole(data, length))
+		return bh_rdma_fault(fault, -EFAULT, "rdma.register",
+				     "%llu bytes to register are not all mapped, or not writable",
+				     (unsigned long long)length);
 	if ((error == ENOMEM || error == EAGAIN) && !exempt && limit.rlim_cur != RLIM_INFINITY &&
 	    pinned + length > limit.rlim_cur)
 		return bh_rdma_fault(fault, -ENOMEM, "rdma.memlock",
@@ -470,10 +495,6 @@ bh_status bh_rdma_verbs_memory_fault(struct bh_rdma_fault *fault, int error, uin
 				     (unsigned long long)length, (unsigned long long)pinned,
 				     (unsigned long long)limit.rlim_cur,
 				     (unsigned long long)(pinned + length + 1023) / 1024);
-	if (error == EFAULT)
-		return bh_rdma_fault(fault, -EFAULT, "rdma.register",
-				     "%llu bytes to register are not all mapped, or not writable",
-				     (unsigned long long)length);
 	return bh_rdma_fault(
 		fault, -error, "rdma.register",
 		"%llu bytes could not be registered: %s (%llu bytes are pinned by this "

@@ -40,7 +40,8 @@ bh_status bh_rdma_verbs_choose(const struct bh_rdma_config *config,
 /* Whether `id`, once bound or resolved, is of that device's port. */
 bool bh_rdma_verbs_is_of(const struct bh_rdma_verbs_device *device, const struct rdma_cm_id *id);
 
-/* Why `length` bytes could not be registered; `error` is errno's. Returns -error. */
-bh_status bh_rdma_verbs_memory_fault(struct bh_rdma_fault *fault, int error, uint64_t length);
+/* Why these bytes could not be registered; `error` is errno's. Returns the status. */
+bh_status bh_rdma_verbs_memory_fault(struct bh_rdma_fault *fault, int error, const void *data,
+				     uint64_t length);
 
 #endif
