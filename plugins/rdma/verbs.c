@@ -33,15 +33,15 @@
 
 #include "plugins/rdma/verbs_device.h"
 
-#define MESSAGES 16u	      /* that one link may have under way, each way */
-#define CQ_DEPTH 4096u	      /* entries of a completion queue; a link alone may need more */
-#define CQS_MAX 256u	      /* completion queues: some million work requests */
-#define LINKS_MAX 65535u      /* the index of one is 16 bits of its serial */
-#define INLINE_WANTED 220u    /* bytes; a device that cannot gives less or none */
-#define BATCH 32	      /* completions taken at once */
-#define FAULTS 64u	      /* of one poll() */
-#define HEALTH_EVENTS 8u      /* that wait for poll(); the last of each kind counts */
-#define IDLE_POLLS 64u	      /* empty polls between two looks at the other descriptors */
+#define MESSAGES 16u	   /* that one link may have under way, each way */
+#define CQ_DEPTH 4096u	   /* entries of a completion queue; a link alone may need more */
+#define CQS_MAX 256u	   /* completion queues: some million work requests */
+#define LINKS_MAX 65535u   /* the index of one is 16 bits of its serial */
+#define INLINE_WANTED 220u /* bytes; a device that cannot gives less or none */
+#define BATCH 32	   /* completions taken at once */
+#define FAULTS 64u	   /* of one poll() */
+#define HEALTH_EVENTS 8u   /* that wait for poll(); the last of each kind counts */
+#define IDLE_POLLS 1024u   /* empty polls, of some 30 ns each, between two looks at the other fds */
 #define FLUSH_NS 2000000000LL /* H14 */
 #define ACK_TIMEOUT 16u	      /* 4.096 us * 2^16 = 268 ms, tried 1 + RETRIES times: 2.1 s */
 #define RETRIES 7u
