@@ -7,7 +7,8 @@
  * slot, for as long as the buffer lives.
  *
  * Thread: any. One lock guards the whole book; it is never held while memory is pinned or freed, nor
- *         while services of the host are called that may wait.
+ *         while services of the host are called. What may run under the GIL, the release of a buffer's
+ *         slot, takes no lock (GIL-9).
  * Owns:   a reference to the buffer of each registration that a region or a transfer uses. */
 #ifndef BH_PLUGINS_RDMA_BOOK_H
 #define BH_PLUGINS_RDMA_BOOK_H
@@ -35,8 +36,8 @@ struct bh_rdma_region_facts {
 bh_status bh_rdma_book_new(struct bh_context *ctx, const struct bh_services *services,
 			   struct bh_rdma_transport *transport, struct bh_rdma_engine *engine,
 			   uint64_t instance, struct bh_rdma_book **ret_book);
-/* Releases what is left, after the engine has ended; returns how many registrations could not be
- * (their buffers stay). */
+/* Releases what is left, after the engine has ended and before it is freed; returns how many registrations
+ * could not be (their buffers stay, SUP-10). Regions that nobody closed are logged, in one line. */
 uint32_t bh_rdma_book_free(struct bh_rdma_book *book);
 
 /* May block as long as pinning takes. Takes its own reference to `buffer`. -ENOMEM, others: fault. */
@@ -51,18 +52,29 @@ bh_status bh_rdma_book_close(struct bh_rdma_book *book, uint64_t handle,
 bh_status bh_rdma_book_facts(struct bh_rdma_book *book, uint64_t handle,
 			     struct bh_rdma_region_facts *ret_facts);
 
-/* Memory for a transfer's local side: that of an open region around it, else the buffer's slot, else a
- * new registration, which blocks. Each use is ended with bh_rdma_book_unuse(). Where the transport
- * needs no local memory, `*ret_use` is NULL and all is well. */
+/* Memory for a transfer's local side: that of an open region around it, whose end then waits for it, else
+ * the buffer's slot, else a new registration, which blocks. Each use is ended with bh_rdma_book_unuse().
+ * Where the transport needs no local memory `*ret_memory` is NULL, and `*ret_use` is unless a region is
+ * around it. The caller holds `buffer`. */
 struct bh_rdma_use;
 bh_status bh_rdma_book_use(struct bh_rdma_book *book, struct bh_buffer *buffer,
 			   struct bh_rdma_use **ret_use, const struct bh_rdma_memory **ret_memory,
 			   struct bh_rdma_fault *fault);
+/* NULL is fine. */
 void bh_rdma_book_unuse(struct bh_rdma_book *book, struct bh_rdma_use *use);
 
-/* The body of a thread of its own: all deregistration, which may block, runs there: that of closed
- * regions, and of buffers whose last reference went. Until `stop_fd` is readable; what is left then is
- * bh_rdma_book_free()'s. */
-void bh_rdma_book_reap(struct bh_rdma_book *book, int stop_fd);
+/* All deregistration, which may block, is done by bh_rdma_book_reap(), on one thread: that of closed
+ * regions, and of buffers whose last reference went. When the descriptor is readable there is something
+ * to do; what is left at the end is bh_rdma_book_free()'s. */
+int bh_rdma_book_descriptor(const struct bh_rdma_book *book);
+void bh_rdma_book_reap(struct bh_rdma_book *book);
+
+struct bh_rdma_book_counts {
+	uint64_t regions; /* open */
+	uint64_t
+		registrations; /* known to the transport, those for local use and those that end too */
+	uint64_t bytes;	       /* of the latter */
+};
+void bh_rdma_book_counts(struct bh_rdma_book *book, struct bh_rdma_book_counts *ret_counts);
 
 #endif
