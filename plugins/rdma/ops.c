@@ -38,6 +38,7 @@ struct call {
 struct transfer {
 	struct bh_rdma_transfer engine;
 	struct bh_rdma *rdma;
+	struct bh_buffer *local; /* the task's: held until it has ended */
 	struct bh_rdma_use *use;
 	struct bh_rdma_part parts[];
 };
@@ -454,6 +455,29 @@ static void complete_failed(const struct transfer *transfer, bh_status status,
 				       n_facts);
 }
 
+/* A read returns the memory that it filled, so that what computes with it can take the task as its
+ * argument and starts when the bytes are there. */
+static struct bh_value result_of(const struct bh_rdma *rdma, enum bh_rdma_op op,
+				 struct bh_buffer *local)
+{
+	struct bh_value value = { .type = BH_TYPE_NONE };
+
+	if (op == BH_RDMA_OP_READ) {
+		value.type = BH_TYPE_BUFFER;
+		value.as.buffer = rdma->services->buffer_ref(local);
+	}
+	return value;
+}
+
+static void complete_well(const struct transfer *transfer)
+{
+	const struct bh_rdma *rdma = transfer->rdma;
+	struct bh_value value = result_of(rdma, transfer->engine.op, transfer->local);
+
+	(void)rdma->services->complete(rdma->ctx, transfer->engine.id, 0,
+				       value.type == BH_TYPE_NONE ? NULL : &value, NULL, NULL, 0);
+}
+
 /* On the engine's thread: nothing touches the memory any more. */
 static void on_done(struct bh_rdma_transfer *engine, bh_status status,
 		    const struct bh_rdma_fault *fault, uint32_t failed)
@@ -464,7 +488,7 @@ static void on_done(struct bh_rdma_transfer *engine, bh_status status,
 	/* First, so that who awaits it finds its region without a use. */
 	bh_rdma_book_unuse(rdma->book, transfer->use);
 	if (status == 0)
-		(void)rdma->services->complete(rdma->ctx, engine->id, 0, NULL, NULL, NULL, 0);
+		complete_well(transfer);
 	else
 		complete_failed(transfer, status, fault, failed);
 	free(transfer);
@@ -595,6 +619,15 @@ static bool has_bytes(const struct transfer *transfer, uint32_t n_parts)
 	return false;
 }
 
+/* There is nothing to transfer: done, without a word to the peer. */
+static bh_status finish_at_once(const struct request *request)
+{
+	const struct call *call = &request->call;
+	struct bh_value value = result_of(call->rdma, request->op, request->local);
+
+	return value.type == BH_TYPE_NONE ? 0 : call->rdma->services->result(call->task, &value);
+}
+
 /* Takes `transfer`, whose parts are checked. */
 static bh_status submit(const struct request *request, struct transfer *transfer, uint32_t n_parts)
 {
@@ -605,7 +638,7 @@ static bh_status submit(const struct request *request, struct transfer *transfer
 
 	if (!has_bytes(transfer, n_parts)) {
 		free(transfer);
-		return 0;
+		return finish_at_once(request);
 	}
 	memset(&fault, 0, sizeof(fault));
 	st = bh_rdma_book_use(rdma->book, request->local, &transfer->use, &memory, &fault);
@@ -616,6 +649,7 @@ static bh_status submit(const struct request *request, struct transfer *transfer
 	for (uint32_t i = 0; i < n_parts; i++)
 		transfer->parts[i].memory = memory;
 	transfer->rdma = rdma;
+	transfer->local = request->local;
 	transfer->engine.op = request->op;
 	transfer->engine.target = request->target;
 	transfer->engine.parts = transfer->parts;
@@ -819,9 +853,12 @@ const struct bh_op bh_rdma_ops[BH_RDMA_OPS] = {
 		 "and there is nothing to close." },
 	{ .name = "read",
 	  .args = "descriptor:bytes local:buffer! offset:int=0 length:int=none local_offset:int=0",
+	  .ret = "buffer",
 	  .run = run_read,
 	  .doc = "Reads `length` bytes at `offset` of a peer's region into local memory at "
-		 "`local_offset`; preset: as many as local memory has from there." TRANSFER },
+		 "`local_offset`; preset: as many as local memory has from there. Returns `local`, "
+		 "so that "
+		 "another op can take the task as its argument." TRANSFER },
 	{ .name = "write",
 	  .args = "descriptor:bytes local:buffer offset:int=0 length:int=none local_offset:int=0",
 	  .run = run_write,
@@ -831,9 +868,10 @@ const struct bh_op bh_rdma_ops[BH_RDMA_OPS] = {
 		 "peer's memory; after a broken link they may be written twice." TRANSFER },
 	{ .name = "read_many",
 	  .args = "descriptor:bytes local:buffer! parts:list",
+	  .ret = "buffer",
 	  .run = run_read_many,
 	  .doc = "Reads parts of a peer's region as one task. `parts` is a flat list of ints: "
-		 "offset, local_offset, length of each." TRANSFER },
+		 "offset, local_offset, length of each. Returns `local`." TRANSFER },
 	{ .name = "write_many",
 	  .args = "descriptor:bytes local:buffer parts:list",
 	  .run = run_write_many,

@@ -32,7 +32,7 @@ struct bh_rdma {
 	struct bh_rdma_engine *engine;	     /* I */
 	struct bh_rdma_book *book;	     /* I */
 	uint64_t instance;	  /* I: random: what tells a restarted host from the old one */
-	char why[256];		  /* I: this transport and not the other one */
+	char why[320];		  /* I: this transport and not the other one */
 	_Atomic uint32_t threads; /* A: bit n: progress thread n has come; relaxed */
 	struct bh_rdma_counts published; /* R: what the metrics' counters have been told */
 
