@@ -92,23 +92,39 @@ static PyObject *main_is_coarse(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED
 	Py_RETURN_NONE;
 }
 
-/* Resolves outcomes, all there are. */
-static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
-{
-	bh_postbox_deliver(&bh_python_state()->returns);
-	Py_RETURN_NONE;
-}
-
 /* Drops references, all there are, at host.release. */
-static PyObject *release(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+static void drop_released(struct bh_python *python)
 {
-	struct bh_python *python = bh_python_state();
 	bool switches = python->woken_at != BH_SITE_RELEASE;
 	bh_gil_site before = switches ? bh_gil_main_switch(BH_SITE_RELEASE) : BH_SITE_RELEASE;
 
 	bh_postbox_deliver(&python->releases);
 	if (switches)
 		bh_gil_main_switch(before == BH_GIL_SITE_NONE ? BH_SITE_DISPATCH : before);
+}
+
+/* Resolves outcomes, all there are. What was let go before one of them was told is dropped first: who
+ * awaits it finds its buffers free. The descriptor of the releases does not promise that, as another
+ * thread may be between its push and its wake-up. */
+static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	struct bh_python *python = bh_python_state();
+	struct bh_message *message = bh_postbox_take(&python->returns);
+
+	if (atomic_load_explicit(&python->releases.head, memory_order_relaxed))
+		drop_released(python);
+	while (message) {
+		struct bh_message *next = message->next; /* deliver() owns the message */
+
+		message->deliver(message);
+		message = next;
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *release(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+	drop_released(bh_python_state());
 	Py_RETURN_NONE;
 }
 
