@@ -7,7 +7,7 @@
  *
  * Thread: workers; done() of transfers and of closes on the engine's thread or the reaper's; cancel on
  *         the supervisor.
- * Fails:  rdma.descriptor, .transport, .rights, .range, .local, .kind, .parts, .access, .region: what was
+ * Fails:  rdma.descriptor, .transport, .rights, .range, .local, .kind, .parts, .parameter, .region: what was
  *         given, where, and what is accepted; nothing was sent. Then what the engine says, with peer,
  *         address and length.
  * Keeps:  SUP-10. */
@@ -133,7 +133,7 @@ static bh_status parse_access(const struct call *call, const char *name, uint32_
 			return 0;
 		}
 	}
-	return fail(call, -EINVAL, "rdma.access", facts, N_FACTS(facts));
+	return fail(call, -EINVAL, "rdma.parameter", facts, N_FACTS(facts));
 }
 
 /* ---- regions --------------------------------------------------------------------------------- */
@@ -396,7 +396,7 @@ static const struct advice {
 	bh_status status;
 	const char *id, *text;
 } advices[] = {
-	{ -EACCES, "rdma.refused",
+	{ -EACCES, "rdma.access",
 	  "the region has been closed or does not allow this: ask its owner for a new descriptor" },
 	{ -ESTALE, "rdma.stale",
 	  "another process answers there now: ask its owner for a new descriptor" },
@@ -406,10 +406,10 @@ static const struct advice {
 	  "look at the network between the hosts, and at `address` and `gid_index` of both" },
 	{ -ENETUNREACH, "rdma.connect",
 	  "look at the network between the hosts, and at `address` and `gid_index` of both" },
-	{ -ETIMEDOUT, "rdma.timeout",
+	{ -ETIMEDOUT, "rdma.connect",
 	  "that host does not answer: is it stopped, or is a firewall between? connect_timeout and "
 	  "connect_retries say how long it is tried" },
-	{ -ECONNRESET, "rdma.link",
+	{ -ECONNRESET, "rdma.lost",
 	  "the link broke more than once; part of the transfer may have been carried out" },
 	{ -ECANCELED, "rdma.cancelled", "part of the transfer may have been carried out" },
 	{ 0, "rdma.failed", "see the status" },

@@ -312,7 +312,8 @@ static bh_status refuse_transport(const struct bh_rdma *rdma, const char *transp
 	};
 
 	snprintf(section, sizeof(section), "[plugin %s]", rdma->services->label(rdma->ctx));
-	if (status == -EINVAL) /* the manifest asks for what is not so */
+	/* The manifest asks for what is not so. */
+	if (status == -EINVAL || strcmp(id, "rdma.option") == 0)
 		id = "option.rdma";
 	return rdma->services->fail(rdma->ctx, status, id, facts, fault->status[0] ? 4 : 3);
 }

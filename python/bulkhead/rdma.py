@@ -24,9 +24,9 @@ Shutdown, BadArgument), these raise PluginError; its `code` tells what it was:
     rdma.range, rdma.local          past the end of the region, of local memory: nothing was sent
     rdma.rights                     the region does not allow it: nothing was sent
     rdma.descriptor, rdma.transport not a descriptor's bytes; of another transport than this host's
-    rdma.refused                    the peer refused: the region is closed
+    rdma.access                     the peer refused: the region is closed, or a forged descriptor asks for more
     rdma.stale                      the peer is another process now
-    rdma.connect, .timeout, .link   it cannot be reached, does not answer, or the link broke
+    rdma.connect, rdma.lost         it cannot be reached or does not answer; the link broke again and again
     rdma.memlock                    not so much memory can be pinned; the limit is named
 
 and the facts name peer, remote_address, offset, length, the network's own status, and what can be done.
@@ -37,6 +37,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import sys
+import threading
 import warnings
 from types import TracebackType
 from typing import Any, Iterable, Literal, Optional, Union
@@ -45,6 +46,11 @@ from ._buffer import Buffer
 from ._errors import BulkheadError, PluginError
 from ._pool import Pool, Task
 from ._pool import pool as _pool
+
+try:
+    import _bulkhead
+except ImportError:  # not in the host: NotInHost says so when it matters
+    _bulkhead = None  # type: ignore[assignment]
 
 __all__ = ["Access", "Info", "Rdma", "Region", "RemoteRegion", "pool"]
 
@@ -165,6 +171,7 @@ class Region:
         if not self._closed:
             self._closed = True
             await self._rdma.pool.close(self._handle, timeout=timeout)
+            _let_go()
 
     async def __aenter__(self) -> Region:
         return self
@@ -264,6 +271,12 @@ class RemoteRegion:
 
     def __repr__(self) -> str:
         return f"<bulkhead.rdma.RemoteRegion {self._length} bytes at {self._peer} {self._access}>"
+
+
+def _let_go() -> None:
+    """Drops what the host has let go of: an outcome that was there at once has not waited for the loop to do so."""
+    if _bulkhead is not None and threading.current_thread() is threading.main_thread():
+        _bulkhead.release()
 
 
 def _flat(parts: Iterable[tuple[int, int, int]]) -> list[int]:
