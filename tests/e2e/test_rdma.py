@@ -575,6 +575,37 @@ def test_a_peer_that_stands_still(node):
     assert b.run(READ, descriptor=descriptor, size=4 << 20, offset=0) is None
 
 
+def test_a_close_with_a_timeout(node):
+    """A transfer that hangs keeps the region's end waiting, not its closer; the end comes when the transfer does."""
+    a, b = node(), node()
+    descriptor = a.serve(4 << 20)
+    assert b.run(READ, descriptor=descriptor, size=4096, offset=0) is None
+    a.host.send(signal.SIGSTOP)
+    try:
+        got = b.run(
+            """
+            remote = await rdma.open(bytes.fromhex(descriptor))
+            g.local = bytearray(4 << 20)
+            g.region = await rdma.register(g.local)
+            g.task = remote.read_into(g.local)
+            while await g.region.uses() == 0:
+                await asyncio.sleep(0.01)
+            return [await failure(g.region.close(timeout=0.2)), await g.region.close(), g.task.done(),
+                    await failure(rdma.pool.uses(g.region._handle))]
+            """,
+            descriptor=descriptor)  # fmt: skip
+        assert got[0][0] == "Deadline" and got[1:3] == [None, False] and got[3][1] == "rdma.region", got
+    finally:
+        a.host.send(signal.SIGCONT)
+    b.run(
+        """
+        await g.task
+        del g.task
+        while (await rdma.info()).registered_bytes:
+            await asyncio.sleep(0.01)
+        """)  # fmt: skip
+
+
 def test_a_peer_that_comes_again(node, transport):
     """On the same port: the old descriptor is told to be stale, the new one works."""
     port = free_port()
