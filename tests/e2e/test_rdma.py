@@ -847,7 +847,7 @@ def test_auto_says_which_transport_and_why(host):
     plugin = next(p for p in h.get("/v1/plugins").json["plugins"] if p["label"] == "rdma")
     text = str(plugin)
     assert "auto: " in text and ("software" in text or "verbs" in text), plugin
-    assert h.find("rdma is ready")["why"].startswith("auto: ")
+    assert h.wait_log("rdma is ready")["why"].startswith("auto: ")
 
 
 def test_no_verbs_device(host):
