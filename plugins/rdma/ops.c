@@ -391,7 +391,8 @@ static bh_status run_open(void *state, struct bh_task *task, const struct bh_val
 
 /* ---- the end of a transfer ------------------------------------------------------------------- */
 
-/* What a failure is called where the engine has no name for it, and what can be done. */
+/* What a failure is called, whatever transport it was, and what can be done. The last is for all others:
+ * they go by the name that the engine or the transport has for them, if any. */
 static const struct advice {
 	bh_status status;
 	const char *id, *text;
@@ -433,7 +434,8 @@ static void complete_failed(const struct transfer *transfer, bh_status status,
 	uint32_t n = transfer->engine.n_parts;
 	const struct bh_rdma_part *part = &transfer->parts[failed < n ? failed : 0];
 	const struct advice *advice = advice_for(status);
-	const char *id = fault && fault->id[0] ? fault->id : advice->id;
+	bool has_name = advice->status == 0 && fault && fault->id[0];
+	const char *id = has_name ? fault->id : advice->id;
 	struct bh_fact facts[9];
 	uint32_t n_facts = 0;
 	char remote[24];

@@ -535,7 +535,7 @@ def test_a_peer_that_is_killed(node):
     assert failed, "the kill came too late"
     peer = b.run("return (await rdma.open(bytes.fromhex(descriptor))).peer", descriptor=dying)
     for error in failed:
-        assert error[0] == "PluginError" and error[1] in ("rdma.connect", "rdma.lost", "rdma.link"), error
+        assert error[0] == "PluginError" and error[1] in ("rdma.connect", "rdma.lost"), error
         assert error[2]["peer"] == peer and error[2]["length"] == str(8 << 20) and error[2]["advice"], error
     assert b.run(READ, descriptor=living, size=4096, offset=0) is None
     pool = b.host.pool("rdma")
@@ -681,7 +681,7 @@ def test_either_side_is_killed_at_random_moments(node):
         if dying is server.host:
             client.run("g.over = True; await g.pulls")
             outcomes = client.run("return [x for x in g.outcomes if x]")
-            assert all(x[1] in ("rdma.connect", "rdma.lost", "rdma.link") and x[2]["peer"] for x in outcomes), outcomes
+            assert all(x[1] in ("rdma.connect", "rdma.lost") and x[2]["peer"] for x in outcomes), outcomes
             assert client.run("i = await rdma.info(); return [i.in_flight, i.queued]") == [0, 0]
             pool = client.host.pool("rdma")
             assert pool["submitted"] == sum(pool[k] for k in ("done", "failed", "cancelled", "deadline")), pool
