@@ -318,8 +318,8 @@ static bh_status refuse_transport(const struct bh_rdma *rdma, const char *transp
 	return rdma->services->fail(rdma->ctx, status, id, facts, fault->status[0] ? 4 : 3);
 }
 
-/* The Makefile says which ones are built in. */
-#if !defined(BH_RDMA_HAS_VERBS) || !defined(BH_RDMA_HAS_SOFTWARE)
+/* What configure found is built in. */
+#if !defined(HAVE_VERBS) || !defined(HAVE_LIBFABRIC)
 static bh_status absent(struct bh_rdma_fault *fault, const char *name, const char *packages)
 {
 	return bh_rdma_fault(fault, -ENODEV, "rdma.absent",
@@ -331,7 +331,7 @@ static bh_status absent(struct bh_rdma_fault *fault, const char *name, const cha
 static bh_status open_verbs(const struct bh_rdma_config *config,
 			    struct bh_rdma_transport **ret_transport, struct bh_rdma_fault *fault)
 {
-#ifdef BH_RDMA_HAS_VERBS
+#ifdef HAVE_VERBS
 	return bh_rdma_verbs.open(config, ret_transport, fault);
 #else
 	(void)config;
@@ -344,7 +344,7 @@ static bh_status open_software(const struct bh_rdma_config *config,
 			       struct bh_rdma_transport **ret_transport,
 			       struct bh_rdma_fault *fault)
 {
-#ifdef BH_RDMA_HAS_SOFTWARE
+#ifdef HAVE_LIBFABRIC
 	return bh_rdma_software.open(config, ret_transport, fault);
 #else
 	(void)config;
