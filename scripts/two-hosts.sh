@@ -70,10 +70,10 @@ show_two_hosts()
     "$python" -c 'import json, sys; print(json.dumps({"table": json.load(sys.stdin)["result"]}))' \
         <"$run/table.json" >"$run/attach.json"
     ask pull --json call pull attach "$(cat "$run/attach.json")" |
-        result 'print(f"  attached: {r[\"rows\"]} rows in {r[\"shards\"]} regions")' || die "attach failed"
+        result 'print("  attached: {rows} rows in {shards} regions".format(**r))' || die "attach failed"
     ask pull --json call pull verify "{\"path\": \"$run/table.f32\"}" >"$run/verify.json" || die "verify failed"
-    result 'print(f"  read {r[\"bytes\"]} bytes; equal to the file: {r[\"equal\"]}")
-print(f"  the sum of all numbers, by stream kernels on what came: {r[\"sum\"]:.2f}")
+    result 'print("  read {bytes} bytes; equal to the file: {equal}".format(**r))
+print("  the sum of all numbers, by stream kernels on what came: {sum:.2f}".format(**r))
 sys.exit(not r["equal"])' <"$run/verify.json" || die "what was read is not what the file has"
     sum_of_file
 
