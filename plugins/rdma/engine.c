@@ -20,6 +20,7 @@
 #include "plugins/rdma/engine_private.h"
 
 #define EVENTS 64u
+#define TELL_NS INT64_C(100000000)
 #define STOP_LOOK_NS INT64_C(1000000) /* busy, it looks at stop_fd so often */
 
 int64_t bh_rdma_engine_after(const struct bh_rdma_engine *engine, int64_t ns)
@@ -388,20 +389,39 @@ static bool engine_stops(struct bh_rdma_engine *engine, int stop_fd, struct spin
 	return fd_readable(stop_fd);
 }
 
+/* When the owner was told of the counts, and whether they may have changed since. */
+struct telling {
+	int64_t told_ns;
+	bool changed;
+};
+
+static void engine_tell(const struct bh_rdma_engine *engine, struct telling *telling)
+{
+	if (telling->changed && engine->calls.counted)
+		engine->calls.counted(engine->calls.user);
+	telling->changed = false;
+	telling->told_ns = engine->now_ns;
+}
+
 void bh_rdma_engine_run(struct bh_rdma_engine *engine, int stop_fd)
 {
 	struct spin spin = { .budget_ns = engine->options.spin_ns };
+	struct telling telling = { 0 };
 	bool stop = fd_readable(stop_fd);
 
 	engine_clock(engine);
 	while (!stop) {
 		if (bh_rdma_engine_turn(engine)) {
 			spin_paid(engine, &spin);
+			telling.changed = true;
+			if (engine->now_ns - telling.told_ns > TELL_NS)
+				engine_tell(engine, &telling);
 			stop = engine_stops(engine, stop_fd, &spin);
 		} else if (engine_spins(engine, &spin)) {
 			stop = engine_stops(engine, stop_fd, &spin);
 			sched_yield();
 		} else {
+			engine_tell(engine, &telling);
 			engine_sleep(engine, stop_fd);
 			stop = fd_readable(stop_fd);
 		}

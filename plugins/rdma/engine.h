@@ -77,6 +77,9 @@ struct bh_rdma_engine_calls {
 		    uint32_t n_facts);
 	/* Port down and up again; status as of BH_RDMA_HEALTH. */
 	void (*health)(void *user, bh_status status, const struct bh_rdma_fault *fault);
+	/* The counts are other ones than at the last call: before the thread sleeps, and every
+	 * 100 ms while it does not. */
+	void (*counted)(void *user);
 };
 
 struct bh_rdma_engine_options {

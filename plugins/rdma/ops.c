@@ -181,6 +181,7 @@ static bh_status register_buffer(const struct call *call, struct bh_buffer *buff
 	st = return_list(call, items, 4);
 	if (st < 0) /* nobody will know its handle */
 		(void)bh_rdma_book_close(call->rdma->book, region.handle, NULL, NULL);
+	bh_rdma_publish(call->rdma);
 	return st;
 }
 
@@ -251,6 +252,7 @@ static void on_closed(void *user, bh_status status)
 	struct bh_rdma_closing *closing = user;
 	struct bh_rdma *rdma = closing->rdma;
 
+	bh_rdma_publish(rdma);
 	if (unlink_closing(closing))
 		(void)rdma->services->complete(rdma->ctx, closing->task_id, status, NULL, NULL,
 					       NULL, 0);
@@ -277,6 +279,7 @@ static bh_status run_close(void *state, struct bh_task *task, const struct bh_va
 		return BH_PENDING;
 	(void)unlink_closing(closing);
 	free(closing);
+	bh_rdma_publish(call.rdma);
 	return st < 0 ? no_region(&call) : 0;
 }
 

@@ -2,7 +2,7 @@
 /* rdma - the plugin of one-sided transfers: its options, its transport, its threads and its end.
  *
  * Two progress threads: one runs the engine, which owns all links and transfers; the other deregisters
- * memory, which may block, and tells the metrics. Ops run on workers (ops.c): they check, register where
+ * memory, which may block. Ops run on workers (ops.c): they check, register where
  * they must, hand over to the engine, and are completed by it.
  *
  * Thread: open and close on the supervisor; progress on its own two.
@@ -25,8 +25,6 @@
 
 #define NS_PER_MS INT64_C(1000000)
 #define NS_PER_S INT64_C(1000000000)
-/* How often metrics are brought up to date. */
-#define PUBLISH_MS 250
 
 static const struct bh_site sites[] = {
 	[BH_RDMA_SITE_REGISTER] = { .name = "register",
@@ -188,11 +186,12 @@ static void publish_gauge(const struct bh_rdma *rdma, enum metric row, uint64_t 
 	rdma->services->metric_set(rdma->ctx, row, (int64_t)now);
 }
 
-static void publish(struct bh_rdma *rdma)
+void bh_rdma_publish(struct bh_rdma *rdma)
 {
 	struct bh_rdma_counts *was = &rdma->published, now;
 	struct bh_rdma_book_counts book;
 
+	pthread_mutex_lock(&rdma->publishing);
 	bh_rdma_engine_counts(rdma->engine, &now);
 	bh_rdma_book_counts(rdma->book, &book);
 	publish_gauge(rdma, METRIC_REGIONS, book.regions);
@@ -209,6 +208,7 @@ static void publish(struct bh_rdma *rdma)
 	publish_counter(rdma, METRIC_CANCELLED, now.cancelled, &was->cancelled);
 	publish_counter(rdma, METRIC_RECONNECTS, now.reconnects, &was->reconnects);
 	publish_counter(rdma, METRIC_CUT, now.cut, &was->cut);
+	pthread_mutex_unlock(&rdma->publishing);
 }
 
 /* ---- threads --------------------------------------------------------------------------------- */
@@ -222,10 +222,10 @@ static void reap_until(struct bh_rdma *rdma, int stop_fd)
 
 	do {
 		fds[0].revents = fds[1].revents = 0;
-		(void)poll(fds, 2, PUBLISH_MS);
+		(void)poll(fds, 2, -1); /* until the stop at the latest */
 		if (fds[1].revents)
 			bh_rdma_book_reap(rdma->book);
-		publish(rdma);
+		bh_rdma_publish(rdma);
 	} while (!fds[0].revents);
 }
 
@@ -253,6 +253,11 @@ static void on_log(void *user, uint32_t level, const char *message, const struct
 	const struct bh_rdma *rdma = user;
 
 	rdma->services->log(rdma->ctx, level, message, facts, n_facts);
+}
+
+static void on_counted(void *user)
+{
+	bh_rdma_publish(user);
 }
 
 static void on_health(void *user, bh_status status, const struct bh_rdma_fault *fault)
@@ -444,6 +449,7 @@ static bh_status open_engine(struct bh_rdma *rdma)
 		.now_ns = rdma->services->now_ns,
 		.log = on_log,
 		.health = on_health,
+		.counted = on_counted,
 	};
 	bh_status st;
 
@@ -510,8 +516,10 @@ static bh_status rdma_open(struct bh_context *ctx, const struct bh_services *ser
 	rdma->ctx = ctx;
 	rdma->services = services;
 	pthread_mutex_init(&rdma->lock, NULL);
+	pthread_mutex_init(&rdma->publishing, NULL);
 	st = open_parts(rdma);
 	if (st < 0) {
+		pthread_mutex_destroy(&rdma->publishing);
 		pthread_mutex_destroy(&rdma->lock);
 		free(rdma);
 		return st;
@@ -549,13 +557,14 @@ static bh_status rdma_close(void *state)
 	uint32_t n_lost, n_left;
 
 	bh_rdma_book_reap(rdma->book); /* closes that came after the reaper's thread had ended */
-	publish(rdma);
+	bh_rdma_publish(rdma);
 	n_left = bh_rdma_book_free(rdma->book);
 	n_lost = bh_rdma_engine_free(rdma->engine);
 	summarise(rdma, n_lost, n_left);
 	if (n_lost > 0 || n_left > 0)
 		return 0; /* SUP-10: the transport never gave them back, so it keeps what it knows */
 	rdma->transport->ops->close(rdma->transport);
+	pthread_mutex_destroy(&rdma->publishing);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma);
 	return 0;

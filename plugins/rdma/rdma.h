@@ -24,7 +24,7 @@ enum bh_rdma_thread { BH_RDMA_THREAD_ENGINE, BH_RDMA_THREAD_REAPER };
 
 struct bh_rdma_closing; /* ops.c */
 
-/* I: fixed after open(). M: under `lock`. A: atomic. R: the reaper's thread, then close(). */
+/* I: fixed after open(). M: under `lock`. A: atomic. P: under `publishing`. */
 struct bh_rdma {
 	struct bh_context *ctx;		     /* I */
 	const struct bh_services *services;  /* I */
@@ -34,7 +34,9 @@ struct bh_rdma {
 	uint64_t instance;	  /* I: random: what tells a restarted host from the old one */
 	char why[320];		  /* I: this transport and not the other one */
 	_Atomic uint32_t threads; /* A: bit n: progress thread n has come; relaxed */
-	struct bh_rdma_counts published; /* R: what the metrics' counters have been told */
+
+	pthread_mutex_t publishing;	 /* a leaf; short: numbers are copied */
+	struct bh_rdma_counts published; /* P: what the metrics' counters have been told */
 
 	pthread_mutex_t lock;		  /* a leaf */
 	struct bh_rdma_closing *closings; /* M: close() tasks that are pending */
@@ -42,6 +44,9 @@ struct bh_rdma {
 
 #define BH_RDMA_OPS 9u
 extern const struct bh_op bh_rdma_ops[BH_RDMA_OPS];
+
+/* Brings the metrics up to date. Thread: any of the pool's. */
+void bh_rdma_publish(struct bh_rdma *rdma);
 
 /* The descriptor's: ends what `task_id` is waiting for, soon. Thread: supervisor. */
 void bh_rdma_cancel(void *state, uint64_t task_id);
