@@ -21,6 +21,7 @@
 #define BREAKS_MAX 8		    /* of a link, one after another, with nothing done between */
 #define SOLO_MAX 2		    /* breaks of a link by one request that was alone on it */
 #define GUARD_NS INT64_C(500000000) /* a transport may be late by so much */
+#define LINKS_IN_MAX 4096u /* links that peers have here: each costs a queue, or a descriptor */
 #define RETRY_NS INT64_C(1000000) /* what found a transport full, and nothing will tell when not */
 
 enum work_state {
@@ -126,6 +127,7 @@ struct bh_rdma_engine {
 	struct bh_list peers[N_BUCKETS];
 	struct bh_list ready, sweep;
 	struct bh_list links;
+	uint32_t n_links_in; /* of them those that peers have made */
 	struct link *by_handle[N_HANDLES];
 	struct work **blocks;
 	uint32_t n_blocks;

@@ -15,13 +15,14 @@
 /* ---- the hello ----------------------------------------------------------------------------------- */
 
 /* "BR", version, flags, seq of 4 bytes, then instance, expected and slot of 8 bytes each; little
- * endian. A request says who calls, whom it expects (0: anybody), which of the caller's links this is
- * (slot) and which attempt at it (seq); the answer says who is there, and repeats the rest. */
+ * endian. A request says who calls, whom it expects, which of the caller's links this is (slot) and
+ * which attempt at it (seq); the answer says who is there, and repeats the rest. To expect the right
+ * one is to hold a descriptor of its: nobody else gets a link, nor hears the instance in a refusal. */
 #define HELLO_VERSION 1u
 enum hello_flag {
 	HELLO_STALE = 1,    /* rejected: another instance than the expected one is here */
 	HELLO_VERSIONS = 2, /* rejected: the version is not spoken here */
-	HELLO_BUSY = 4	    /* rejected: the engine ends, or has no memory */
+	HELLO_BUSY = 4	    /* rejected: the engine ends, or has no memory, or links enough */
 };
 
 struct hello {
@@ -190,6 +191,7 @@ static void link_free(struct bh_rdma_engine *engine, struct link *link)
 		at = &(*at)->next_handle;
 	if (*at)
 		*at = link->next_handle;
+	engine->n_links_in -= !link->outbound;
 	bh_rdma_timers_clear(&engine->timers, &link->timer);
 	bh_list_remove(&link->in_engine);
 	bh_list_remove(&link->in_talk);
@@ -451,7 +453,7 @@ static void link_up(struct bh_rdma_engine *engine, struct link *link, const uint
 	if (!hers || hello.version != HELLO_VERSION) {
 		peer_foreign(engine, peer, hello.version);
 		bh_rdma_link_end(engine, link);
-	} else if (peer->instance && hello.instance != peer->instance) {
+	} else if (hello.instance != peer->instance) {
 		peer_stale(engine, peer);
 		bh_rdma_link_end(engine, link);
 	}
@@ -475,7 +477,6 @@ static void attempt_over(struct bh_rdma_engine *engine, struct bh_rdma_peer *pee
 		return;
 	}
 	if (hello.flags & HELLO_STALE) {
-		peers_replaced(engine, &peer->address, hello.instance);
 		peer_stale(engine, peer);
 	} else if (hello.flags & HELLO_VERSIONS || hello.version != HELLO_VERSION) {
 		peer_foreign(engine, peer, hello.version);
@@ -564,7 +565,7 @@ static void request_reject(struct bh_rdma_engine *engine, struct bh_rdma_link *h
 
 	hello.version = HELLO_VERSION;
 	hello.flags = flags;
-	hello.instance = engine->instance;
+	hello.instance = 0;
 	hello_encode(&hello, bytes);
 	engine->transport->ops->reject(engine->transport, handle, bytes);
 }
@@ -594,7 +595,7 @@ static bool request_replaces(struct bh_rdma_engine *engine, const struct hello *
 static void link_request(struct bh_rdma_engine *engine, const struct bh_rdma_event *event)
 {
 	struct hello hello = { 0 };
-	struct link *link;
+	struct link *link = NULL;
 	uint8_t bytes[BH_RDMA_HELLO_SIZE];
 	struct bh_rdma_fault fault = { 0 };
 	bh_status status;
@@ -603,11 +604,12 @@ static void link_request(struct bh_rdma_engine *engine, const struct bh_rdma_eve
 		request_reject(engine, event->link, hello, HELLO_VERSIONS);
 		return;
 	}
-	if (hello.expected && hello.expected != engine->instance) {
+	if (hello.expected != engine->instance) {
 		request_reject(engine, event->link, hello, HELLO_STALE);
 		return;
 	}
-	link = engine->ending ? NULL : link_new(engine, &event->peer);
+	if (!engine->ending && engine->n_links_in < LINKS_IN_MAX)
+		link = link_new(engine, &event->peer);
 	if (!link || !request_replaces(engine, &hello)) {
 		free(link);
 		request_reject(engine, event->link, hello, HELLO_BUSY);
@@ -626,11 +628,11 @@ static void link_request(struct bh_rdma_engine *engine, const struct bh_rdma_eve
 		bh_rdma_engine_log(engine, BH_LOG_INFO, "rdma: a connection could not be accepted",
 				   &event->peer, status, &fault);
 		free(link);
-		hello.instance = 0;
 		request_reject(engine, event->link, hello, HELLO_BUSY);
 		return;
 	}
 	link_known(engine, link, event->link);
+	engine->n_links_in++;
 	bh_rdma_timers_set(
 		&engine->timers, &link->timer,
 		bh_rdma_engine_after(engine, engine->options.connect_timeout_ns + GUARD_NS));

@@ -8,6 +8,7 @@
 
 #include "plugins/rdma/engine.h"
 
+#include <endian.h>
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -920,6 +921,87 @@ static void a_replaced_peer_is_noticed(void)
 	pair_free(&world);
 }
 
+/* What a peer that speaks the protocol by itself says, and what it hears: links.c. */
+static void hello_make(uint8_t hello[BH_RDMA_HELLO_SIZE], uint64_t expected, uint64_t slot)
+{
+	const uint64_t words[3] = { 4711, expected, slot };
+
+	memset(hello, 0, BH_RDMA_HELLO_SIZE);
+	memcpy(hello, "BR\001\000\001", 5);
+	for (uint32_t i = 0; i < 24; i++)
+		hello[8 + i] = (uint8_t)(words[i / 8] >> (i % 8 * 8));
+}
+
+static uint32_t stranger_hears(struct world *world, struct net_node *stranger, uint64_t expected,
+			       uint64_t slot, struct bh_rdma_event *ret_event)
+{
+	struct bh_rdma_transport *transport = net_transport(stranger);
+	uint8_t hello[BH_RDMA_HELLO_SIZE];
+	struct bh_rdma_address address = net_address(1);
+	struct bh_rdma_link *link;
+	uint32_t n = 0;
+
+	hello_make(hello, expected, slot);
+	CU_ASSERT_EQUAL_FATAL(transport->ops->connect(transport, &address, hello, &link, NULL), 0);
+	for (uint32_t i = 0; n == 0 && i < 100; i++) {
+		world_step(world);
+		n = transport->ops->poll(transport, ret_event, 1);
+	}
+	if (n && ret_event->kind == BH_RDMA_REFUSED)
+		transport->ops->release(transport, link);
+	return n;
+}
+
+static void who_holds_no_descriptor_gets_no_link(void)
+{
+	static const uint64_t guesses[] = { 0, 1, UINT64_MAX };
+	struct world world;
+	struct region *region;
+	struct net_node *stranger;
+	struct bh_rdma_event event;
+	uint64_t instance;
+
+	pair_new(&world, plain_net, &presets, &region);
+	instance = htole64(world.hosts[1].instance);
+	stranger = net_node_new(world.net, 9);
+	for (uint32_t i = 0; i < 3; i++) {
+		CU_ASSERT_EQUAL(stranger_hears(&world, stranger, guesses[i], 0, &event), 1);
+		CU_ASSERT_EQUAL(event.kind, BH_RDMA_REFUSED);
+		CU_ASSERT_PTR_NULL(memmem(event.bytes, BH_RDMA_HELLO_SIZE, &instance, 8));
+	}
+	CU_ASSERT_EQUAL(counts_of(&world, 1).links_in, 0);
+	CU_ASSERT_EQUAL(stranger_hears(&world, stranger, world.hosts[1].instance, 0, &event), 1);
+	CU_ASSERT_EQUAL(event.kind, BH_RDMA_UP);
+	CU_ASSERT_EQUAL(counts_of(&world, 1).links_in, 1);
+	pair_free(&world);
+}
+
+static void links_of_peers_are_bounded(void)
+{
+	enum { MOST = 4096 };
+	struct world world;
+	struct region *region;
+	struct net_node *stranger;
+	struct bh_rdma_event event;
+	uint32_t n_up = 0;
+
+	pair_new(&world, plain_net, &presets, &region);
+	stranger = net_node_new(world.net, 9);
+	for (uint32_t i = 0; i < MOST + 2; i++)
+		if (stranger_hears(&world, stranger, world.hosts[1].instance, i, &event))
+			n_up += event.kind == BH_RDMA_UP;
+	CU_ASSERT_EQUAL(n_up, MOST);
+	CU_ASSERT_EQUAL(counts_of(&world, 1).links_in, MOST);
+	/* With one that goes there is room for one. */
+	net_kill(stranger, false);
+	world_run(&world, 10 * MS);
+	CU_ASSERT_EQUAL(counts_of(&world, 1).links_in, 0);
+	put(&world, region, 40);
+	world_finish(&world, S);
+	CU_ASSERT_EQUAL(world.jobs[0].status, 0);
+	pair_free(&world);
+}
+
 static void what_is_queued_ends_at_once(void)
 {
 	struct world world;
@@ -1601,6 +1683,9 @@ static const struct bh_test tests[] = {
 	{ "attempts are counted; a peer that comes back is reached again",
 	  a_peer_that_comes_back_is_reached },
 	{ "a peer that was replaced without a word is noticed", a_replaced_peer_is_noticed },
+	{ "who does not name our instance gets no link, and does not hear it",
+	  who_holds_no_descriptor_gets_no_link },
+	{ "links of peers are bounded", links_of_peers_are_bounded },
 	{ "cancel and deadline: what is queued ends at once", what_is_queued_ends_at_once },
 	{ "SUP-10: cancel: what is posted ends with its link; others are done again",
 	  what_is_posted_ends_with_its_link },
