@@ -263,6 +263,7 @@ static bh_status run_close(void *state, struct bh_task *task, const struct bh_va
 {
 	struct call call = { state, task };
 	struct bh_rdma_closing *closing;
+	bool waits;
 	bh_status st;
 
 	st = check_threads(&call);
@@ -277,9 +278,11 @@ static bh_status run_close(void *state, struct bh_task *task, const struct bh_va
 	st = bh_rdma_book_close(call.rdma->book, args[0].as.handle, on_closed, closing);
 	if (st > 0)
 		return BH_PENDING;
-	(void)unlink_closing(closing);
+	waits = unlink_closing(closing);
 	free(closing);
 	bh_rdma_publish(call.rdma);
+	if (!waits) /* cancelled just now: that was its outcome */
+		return BH_PENDING;
 	return st < 0 ? no_region(&call) : 0;
 }
 
@@ -734,6 +737,8 @@ static bh_status refuse_parts(const struct call *call, uint64_t count, uint64_t 
 static bh_status make_parts(const struct request *request, const struct bh_items *list,
 			    struct transfer *transfer)
 {
+	uint64_t left = INT64_MAX; /* each part fits into memory; all together need not */
+
 	for (uint64_t i = 0; i < list->count; i += 3) {
 		const struct bh_value *item = &list->items[i];
 		struct wish wish;
@@ -747,6 +752,10 @@ static bh_status make_parts(const struct request *request, const struct bh_items
 		st = make_part(request, &wish, (uint32_t)(i / 3), &transfer->parts[i / 3]);
 		if (st < 0)
 			return st;
+		if ((uint64_t)wish.length > left)
+			return refuse_parts(&request->call, list->count, i + 2,
+					    "the parts have more than 2^63 - 1 bytes together");
+		left -= (uint64_t)wish.length;
 	}
 	return 0;
 }

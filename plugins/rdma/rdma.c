@@ -271,6 +271,8 @@ static void on_health(void *user, bh_status status, const struct bh_rdma_fault *
 
 	if (status == 0)
 		rdma->services->report_health(rdma->ctx, 0, NULL, NULL, 0);
+	else if (status == -ENODEV) /* for good: a restart may find another device */
+		rdma->services->report_failed(rdma->ctx, status, id, facts, 2);
 	else
 		rdma->services->report_health(rdma->ctx, status, id, facts, 2);
 }

@@ -610,13 +610,11 @@ static void work_blamed(struct bh_rdma_engine *engine, struct work *work,
 void bh_rdma_works_return(struct bh_rdma_engine *engine, struct bh_rdma_peer *peer,
 			  struct link *link)
 {
-	struct bh_list *to_again = &peer->again, *to_suspects = &peer->suspects, *in;
+	/* In front of what was there, in the order in which they were posted. */
+	struct bh_list *to_again = peer->again.next, *to_suspects = peer->suspects.next, *in;
 	bool named = link->ours || link->known;
 	bool alone = !named && link->n_flushed == 1 && link->n_company == 1;
 
-	/* In front of what was there, in the order in which they were posted. */
-	to_again = peer->again.next;
-	to_suspects = peer->suspects.next;
 	while ((in = bh_list_pop_front(&link->flushed))) {
 		struct work *work = bh_container_of(in, struct work, in);
 

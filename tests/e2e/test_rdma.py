@@ -228,6 +228,24 @@ WRITE = """
     """
 
 
+def test_parts_are_counted_without_overflow(node, transport):
+    """2**64 bytes together are not none."""
+    if transport != "software":
+        pytest.skip("verbs pins what is registered")
+    error = node().run(
+        """
+        try:
+            memory = mmap.mmap(-1, 1 << 46, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)  # MAP_NORESERVE
+        except OSError:
+            return "no room"
+        async with await rdma.register(memory, "read") as region:
+            return await failure(rdma.pool.read_many(region.descriptor, memory, [0, 0, 1 << 46] * (1 << 18)))
+        """)  # fmt: skip
+    if error == "no room":
+        pytest.skip("no 64 TiB of address space here")
+    assert error[1] == "rdma.parts" and "2^63" in error[2]["reason"], error
+
+
 def test_access_rights(node):
     """They are checked here before anything is sent, and by the peer, who does not believe a forged descriptor."""
     a, b = node(), node()
