@@ -75,3 +75,54 @@ def test_the_tests_pass_beside_the_apps(tmp_path):
 def test_other_python_is_python():
     for number, text in REST.items():
         compile(textwrap.dedent(text), f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+# ---- docs/rdma.md
+
+RDMA_DOC = DOC.with_name("rdma.md")
+RDMA = DOC.parents[1] / "plugins" / "rdma"
+
+
+def rows(heading: str) -> list[list[str]]:
+    """The cells of all tables under that heading."""
+    part = RDMA_DOC.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| `")]
+
+
+def test_rdma_manifest_keys_and_presets_are_the_plugins():
+    source = (RDMA / "rdma.c").read_text().split("bh_option options[] = {")[1].split("\n};")[0]
+    have = dict(re.findall(r'\.name = "(\w+)",.*?\.preset = "(.*?)"', source, re.S))
+    assert {row[0].strip("`"): row[1].strip("`") for row in rows("Manifest")} == have
+
+
+def test_rdma_metrics_are_the_plugins():
+    source = (RDMA / "rdma.c").read_text()
+    have = {name: kind.lower() for name, kind in re.findall(r'\{ "(\w+)", BH_METRIC_(\w+)', source)}
+    assert have and {row[0].strip("`"): row[1] for row in rows("Watching it")} == have
+
+
+def test_rdma_error_codes_are_all_told_of_and_no_others():
+    said = set(re.findall(r"`((?:rdma|option)\.[a-z_]+)`", RDMA_DOC.read_text().split("\n## Errors\n")[1]))
+    sources = [*RDMA.glob("*.c"), DOC.parents[1] / "python" / "bulkhead" / "rdma.py"]
+    assert said == set().union(*(re.findall(r'"((?:rdma|option)\.[a-z_]+)"', path.read_text()) for path in sources))
+
+
+def test_the_rdma_example_does_what_it_says(host):
+    if not (stage() / "lib" / "bulkhead" / "plugins" / "rdma.so").exists():
+        pytest.skip("built without the rdma plugin")
+    text = next(text for _, text in FENCED.findall(RDMA_DOC.read_text()))
+    app = f"""
+import ast, bulkhead, bulkhead.rdma
+class App:
+    @bulkhead.endpoint
+    async def example(self) -> str:
+        names = {{"bulkhead": bulkhead, "buffer": bytes(4096) + b"here" * 16, "local": bytearray(64)}}
+        names["send_it_by_any_means"] = lambda descriptor: names.update(descriptor=descriptor)
+        await eval(compile({text!r}, "rdma.md", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        await names["region"].close()
+        return names["local"].decode()
+"""
+    manifest = "[plugin rdma]\nlibrary = rdma\ntransport = software\n[app app]\nobject = rdma_doc:App\n"
+    h = host(manifest, {"rdma_doc.py": app})
+    assert h.call("example") == "here" * 16
+    assert h.stop() == 0
