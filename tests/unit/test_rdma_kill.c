@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: BSD-3-Clause */
-/* test_rdma_kill - the engine over the software transport, between processes, one of which is killed.
+/* test_rdma_kill - the engine over a transport, between processes, one of which is killed: compiled with
+ * -DTRANSPORT=bh_rdma_software or -DTRANSPORT=bh_rdma_verbs.
  *
  * A peer is this program run again with --serve; it says on its standard output how it can be reached,
  * and serves until it is killed. RDMA_KILLS=n kills so many. */
@@ -45,7 +46,7 @@ struct side {
 static bool side_open(struct side *side, uint64_t instance)
 {
 	struct bh_rdma_config config = { .label = "rdma",
-					 .device = "auto",
+					 .device = "",
 					 .address = "",
 					 .gid_index = -1,
 					 .queue_depth = 128,
@@ -59,7 +60,7 @@ static bool side_open(struct side *side, uint64_t instance)
 	struct bh_rdma_fault fault = { 0 };
 
 	side->instance = instance;
-	if (bh_rdma_software.open(&config, &side->transport, &fault) < 0) {
+	if (TRANSPORT.open(&config, &side->transport, &fault) < 0) {
 		fprintf(stderr, "# %s: %s (%s)\n", fault.id, fault.text, fault.status);
 		return false;
 	}
@@ -84,7 +85,7 @@ static int serve(void)
 	for (uint64_t i = 0; i < REGION; i++)
 		data[i] = (uint8_t)(i * 31 >> 3);
 	memset(&descriptor, 0, sizeof(descriptor));
-	descriptor.kind = BH_RDMA_SOFTWARE;
+	descriptor.kind = side.transport->kind;
 	descriptor.access = BH_RDMA_READ | BH_RDMA_WRITE;
 	descriptor.instance = side.instance;
 	descriptor.base = memory.base;
@@ -305,5 +306,5 @@ int main(int argc, char **argv)
 {
 	if (argc == 2 && strcmp(argv[1], "--serve") == 0)
 		return serve();
-	return bh_tap_main(argc, argv, "rdma kill", tests, BH_ARRAY_LEN(tests));
+	return bh_tap_main(argc, argv, TRANSPORT_NAME, tests, BH_ARRAY_LEN(tests));
 }
