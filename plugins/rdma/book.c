@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 /* How long bh_rdma_book_free() waits for slots whose release() is on its way on another thread. */
@@ -54,6 +55,9 @@ struct bh_rdma_book {
 	uint64_t instance;
 	int wake_fd;
 	_Atomic(struct bh_rdma_use *) released; /* A: pushed by release(), taken by reap */
+	/* A: threads in release(), whose last step on the book is to leave: the release orders what they
+	 * did before the end that acquires it at 0. */
+	_Atomic uint32_t n_releasing;
 
 	pthread_mutex_t lock;	     /* a leaf */
 	struct bh_rdma_use **sorted; /* M */
@@ -441,11 +445,13 @@ static void release(void *value, struct bh_buffer *buffer)
 
 	assert(buffer == use->buffer);
 	(void)buffer;
+	atomic_fetch_add_explicit(&book->n_releasing, 1, memory_order_relaxed);
 	use->next = atomic_load_explicit(&book->released, memory_order_relaxed);
 	while (!atomic_compare_exchange_weak_explicit(&book->released, &use->next, use,
 						      memory_order_release, memory_order_relaxed))
 		;
-	wake(book);
+	wake(book); /* `use` may be gone by now, but the book is not */
+	atomic_fetch_sub_explicit(&book->n_releasing, 1, memory_order_release);
 }
 
 static void link_slot_locked(struct bh_rdma_book *book, struct bh_rdma_use *use)
@@ -720,6 +726,20 @@ static uint32_t free_slots(struct bh_rdma_book *book)
 	return n_left;
 }
 
+/* What was released has been reaped, but who did it may not have left release() yet: a few instructions,
+ * bounded all the same. */
+static bool releases_are_over(const struct bh_rdma_book *book)
+{
+	const struct timespec nap = { .tv_nsec = 100000 };
+
+	for (uint32_t n = 0; n < RELEASE_WAIT_MS * 10; n++) {
+		if (atomic_load_explicit(&book->n_releasing, memory_order_acquire) == 0)
+			return true;
+		nanosleep(&nap, NULL);
+	}
+	return false;
+}
+
 /* Links are gone, and with them all that peers could still have been about to do. */
 static uint32_t free_registrations(struct bh_rdma_book *book)
 {
@@ -757,7 +777,7 @@ uint32_t bh_rdma_book_free(struct bh_rdma_book *book)
 	n_left = free_slots(book);
 	n_left += free_registrations(book);
 	n_left += (uint32_t)book->n_revoking;
-	if (n_left > 0)
+	if (n_left > 0 || !releases_are_over(book))
 		return n_left; /* they refer to it */
 	free(book->sorted);
 	free(book->regions);

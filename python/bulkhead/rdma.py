@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import operator
 import sys
 import threading
 import warnings
@@ -169,8 +170,9 @@ class Region:
         memory is kept until then. Closing it again does nothing.
         """
         if not self._closed:
+            ending = self._rdma.pool.close(self._handle, timeout=timeout)  # what it refuses is still open
             self._closed = True
-            await self._rdma.pool.close(self._handle, timeout=timeout)
+            await ending
             _let_go()
 
     async def __aenter__(self) -> Region:
@@ -283,9 +285,11 @@ def _flat(parts: Iterable[tuple[int, int, int]]) -> list[int]:
     flat: list[int] = []
     for part in parts:
         try:
-            offset, local_offset, length = part
+            offset, local_offset, length = map(operator.index, part)
         except (TypeError, ValueError):
-            raise TypeError(f"a part is (offset, local_offset, length), not {part!r} (part {len(flat) // 3})") from None
+            raise TypeError(
+                f"parts[{len(flat) // 3}]: (offset, local_offset, length), three ints, are wanted, not {part!r:.80}"
+            ) from None
         flat += (offset, local_offset, length)
     return flat
 
@@ -323,6 +327,8 @@ class Rdma:
 
         They are checked; nothing is sent, so a region that is gone shows at the first transfer.
         """
+        if not isinstance(descriptor, (bytes, bytearray, memoryview)):
+            raise TypeError(f"descriptor: bytes are wanted, as Region.descriptor has them, not {descriptor!r:.80}")
         kept = bytes(descriptor)
         length, access, peer = await self._pool.open(kept, timeout=timeout)
         return RemoteRegion(self._pool, kept, length, access, peer)

@@ -483,6 +483,21 @@ def test_memory_is_free_when_close_returns(node):
         """)  # fmt: skip
 
 
+def test_a_close_that_was_refused_has_closed_nothing(node):
+    """A wrong argument of close() leaves the region as it was: open, and to be closed."""
+    a = node()
+    assert a.run(
+        """
+        region = await rdma.register(bytearray(4096))
+        try:
+            await region.close(timeout="soon")
+        except TypeError:
+            still = region.closed, (await rdma.info()).regions
+        await region.close()
+        return [*still, region.closed, (await rdma.info()).regions]
+        """) == [False, 1, True, 0]  # fmt: skip
+
+
 def test_a_region_that_nobody_closed(node):
     """Garbage-collected: warned of, and closed. Left at the stop: released, and reported in one line."""
     a = node()
@@ -520,7 +535,8 @@ def test_ten_thousand_rounds_leave_nothing(node):
     last = a.run(rounds, n=10000, timeout=120)
     info = a.run("i = await rdma.info(); return [i.regions, i.registered_bytes]")
     assert info == [0, 0]
-    assert last[0] - first[0] < 6 * 1024, (first, last)  # KiB; a leak of 1 KiB a round would be 10 MiB
+    if SLOW == 1:  # a sanitizer keeps what was freed
+        assert last[0] - first[0] < 6 * 1024, (first, last)  # KiB; a leak of 1 KiB a round would be 10 MiB
     assert last[1] - first[1] < 20 and last[2] - first[2] <= 2, (first, last)
 
 

@@ -156,7 +156,8 @@ struct flight {
 };
 
 static struct flight flights[IN_FLIGHT];
-static uint8_t *local; /* LARGEST bytes a flight */
+static uint8_t *local;			   /* LARGEST bytes a flight */
+static struct bh_rdma_memory local_memory; /* where the transport wants to know it */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static uint32_t n_done;
@@ -213,6 +214,7 @@ static void fly(const struct peer *peer, uint64_t *random)
 			.remote = half + next_random(random) % (REGION / 2 - length),
 			.local = local + (uint64_t)i * LARGEST,
 			.length = length,
+			.memory = here.transport->needs_memory ? &local_memory : NULL,
 		};
 		flight->transfer = (struct bh_rdma_transfer){
 			.op = i % 2 ? BH_RDMA_OP_WRITE : BH_RDMA_OP_READ,
@@ -270,6 +272,11 @@ static void a_killed_peer_harms_nobody(void)
 	local = malloc((size_t)IN_FLIGHT * LARGEST);
 	stop_fd = eventfd(0, EFD_CLOEXEC);
 	CU_ASSERT_FATAL(local && stop_fd >= 0 && side_open(&here, 1));
+	if (here.transport->needs_memory)
+		CU_ASSERT_EQUAL_FATAL(here.transport->ops->register_memory(
+					      here.transport, local, (size_t)IN_FLIGHT * LARGEST, 0,
+					      &local_memory, NULL),
+				      0);
 	CU_ASSERT_EQUAL_FATAL(pthread_create(&thread, NULL, run, NULL), 0);
 	CU_ASSERT_FATAL(peer_start(&next));
 	for (uint32_t i = 0; i < n_kills; i++) {
@@ -292,6 +299,8 @@ static void a_killed_peer_harms_nobody(void)
 	CU_ASSERT_EQUAL(write(stop_fd, &(uint64_t){ 1 }, sizeof(uint64_t)), sizeof(uint64_t));
 	pthread_join(thread, NULL);
 	CU_ASSERT_EQUAL(bh_rdma_engine_free(here.engine), 0);
+	if (here.transport->needs_memory)
+		(void)here.transport->ops->deregister(here.transport, &local_memory);
 	here.transport->ops->close(here.transport);
 	close(stop_fd);
 	free(local);
