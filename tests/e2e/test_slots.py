@@ -164,7 +164,7 @@ def test_what_an_object_raises_is_the_tasks_error_with_the_workers_traceback(hos
         """,
     )
     misused = {"plugin": "slot", "service": "object_buffer"}
-    assert h.find("plugin misuses a service", **misused, reason="the descriptor has no such site")
+    h.wait_log("plugin misuses a service", **misused, reason="the descriptor has no such site")
     assert h.stop() == 0
 
 
