@@ -29,7 +29,8 @@ static void on_interrupt(int number)
 
 enum bh_ctl_exit bh_watch_begin(void)
 {
-	struct sigaction action = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
+	struct sigaction action = { .sa_handler = on_interrupt,
+				    .sa_flags = (int)(SA_RESETHAND | SA_RESTART) };
 
 	interrupted = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (interrupted < 0 || sigaction(SIGINT, &action, NULL) < 0) {
