@@ -639,19 +639,25 @@ static bh_status service_post(struct bh_context *ctx, uint32_t site, void (*fn)(
 	return bh_courier_post_guarded(ctx->sites[site], call_posted, fn, arg, NULL);
 }
 
+/* Why the task's Python side cannot be entered here, at this site; NULL: it can. */
+static const char *refuse_entry(const struct bh_service_run *run, uint32_t site)
+{
+	if (!run || run != innermost_run)
+		return "called on a thread that does not run the task";
+	if (site >= run->context->descriptor->n_sites)
+		return "the descriptor has no such site";
+	return NULL;
+}
+
 static bh_status service_call_object(struct bh_task *task, uint32_t site,
 				     struct bh_object *callable, const struct bh_value *args,
 				     uint32_t n_args, struct bh_value *ret_value)
 {
 	const struct bh_python_services *python = bh_service_python();
 	struct bh_service_run *run = find_run(task);
-	const char *reason = NULL;
+	const char *reason = refuse_entry(run, site);
 
-	if (!run || run != innermost_run)
-		reason = "called on a thread that does not run the task";
-	else if (site >= run->context->descriptor->n_sites)
-		reason = "the descriptor has no such site";
-	else if (!callable || !ret_value || (n_args > 0 && !args))
+	if (!reason && (!callable || !ret_value || (n_args > 0 && !args)))
 		reason = "no callable, no arguments, or nowhere to put the result";
 	for (uint32_t i = 0; !reason && i < n_args; i++)
 		if (!value_is_sound(&args[i], 0))
@@ -672,15 +678,11 @@ static bh_status service_object_buffer(struct bh_task *task, uint32_t site,
 {
 	const struct bh_python_services *python = bh_service_python();
 	struct bh_service_run *run = find_run(task);
-	const char *reason = NULL;
+	const char *reason = refuse_entry(run, site);
 
-	if (!run || run != innermost_run)
-		reason = "called on a thread that does not run the task";
-	else if (site >= run->context->descriptor->n_sites)
-		reason = "the descriptor has no such site";
-	else if (!object || !ret_buffer)
+	if (!reason && (!object || !ret_buffer))
 		reason = "no object, or nowhere to put the buffer";
-	else if (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED))
+	if (!reason && (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED)))
 		reason = "flags are BH_BUFFER_WRITABLE and BH_BUFFER_STRIDED";
 	if (reason) {
 		complain_task(run, "object_buffer", reason);

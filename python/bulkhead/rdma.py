@@ -106,29 +106,15 @@ class Info:
     """Transfers that wait for a link or for room on one."""
 
 
-class Region:
-    """Memory that peers may reach. Made by Rdma.register(); `async with` closes it.
+class _Extent:
+    """What a region is to both sides."""
 
-    It holds its memory: what was registered may be dropped, but not resized, while it is open. One that is
-    garbage-collected open is closed then, with a ResourceWarning; one that is open at the stop is released by it.
-    """
+    __slots__ = ("_access", "_descriptor", "_length")
 
-    __slots__ = ("_access", "_address", "_closed", "_descriptor", "_handle", "_length", "_rdma")
-
-    def __init__(self, rdma: Rdma, handle: int, address: int, length: int, descriptor: bytes, access: Access) -> None:
-        """Made by Rdma.register()."""
-        self._closed = False
-        self._rdma = rdma
-        self._handle = handle
-        self._address = address
+    def __init__(self, length: int, access: Access, descriptor: bytes) -> None:
         self._length = length
-        self._descriptor = descriptor
         self._access: Access = access
-
-    @property
-    def address(self) -> int:
-        """Where its first byte lies, in this process."""
-        return self._address
+        self._descriptor = descriptor
 
     @property
     def length(self) -> int:
@@ -140,8 +126,31 @@ class Region:
 
     @property
     def access(self) -> Access:
-        """What peers may do: "read", "write", "read-write"."""
+        """What peers of its owner may do: "read", "write", "read-write"."""
         return self._access
+
+
+class Region(_Extent):
+    """Memory that peers may reach. Made by Rdma.register(); `async with` closes it.
+
+    It holds its memory: what was registered may be dropped, but not resized, while it is open. One that is
+    garbage-collected open is closed then, with a ResourceWarning; one that is open at the stop is released by it.
+    """
+
+    __slots__ = ("_address", "_closed", "_handle", "_rdma")
+
+    def __init__(self, rdma: Rdma, handle: int, address: int, length: int, descriptor: bytes, access: Access) -> None:
+        """Made by Rdma.register()."""
+        self._closed = False
+        self._rdma = rdma
+        self._handle = handle
+        self._address = address
+        super().__init__(length, access, descriptor)
+
+    @property
+    def address(self) -> int:
+        """Where its first byte lies, in this process."""
+        return self._address
 
     @property
     def descriptor(self) -> bytes:
@@ -194,35 +203,20 @@ class Region:
         return f"<bulkhead.rdma.Region {self._length} bytes at {self._address:#x} {self._access}{state}>"
 
 
-class RemoteRegion:
+class RemoteRegion(_Extent):
     """A peer's region, as its descriptor says. Made by Rdma.open(); there is nothing to close, as nothing is held.
 
     `timeout`, `wait`: as for every op of a pool. `local` must be writable where it is read into. A transfer that fails
     or is cancelled may have been carried out in part; when its task has ended, nothing of it goes on.
     """
 
-    __slots__ = ("_access", "_descriptor", "_length", "_peer", "_pool")
+    __slots__ = ("_peer", "_pool")
 
     def __init__(self, rdma_pool: Pool, descriptor: bytes, length: int, access: Access, peer: str) -> None:
         """Made by Rdma.open()."""
         self._pool = rdma_pool
-        self._descriptor = descriptor
-        self._length = length
-        self._access: Access = access
         self._peer = peer
-
-    @property
-    def length(self) -> int:
-        """Bytes."""
-        return self._length
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def access(self) -> Access:
-        """What may be done with it: "read", "write", "read-write"."""
-        return self._access
+        super().__init__(length, access, descriptor)
 
     @property
     def peer(self) -> str:
