@@ -480,7 +480,6 @@ static bh_status open_parts(struct bh_rdma *rdma)
 		.queue_depth = number(rdma, "queue_depth"),
 		.connect_timeout_ns = number(rdma, "connect_timeout"),
 		.max_message = number(rdma, "max_message"),
-		.busy_poll = number(rdma, "busy_poll") != 0,
 	};
 	bh_status st;
 

@@ -47,7 +47,6 @@ struct bh_rdma_config {
 	int64_t queue_depth; /* work requests outstanding a link, 16 … 4096 */
 	int64_t connect_timeout_ns;
 	int64_t max_message; /* bytes of one work request; 0: the most that the device can */
-	bool busy_poll;
 };
 
 /* Memory that a transport knows. */
