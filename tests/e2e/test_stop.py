@@ -193,7 +193,7 @@ def test_sup4_what_is_still_queued_at_the_drain_deadline_is_cancelled(host):
     assert 20 <= books["done"] <= 130
     told = f"outcomes done={books['done']} task.cancelled={books['cancelled']}"
     assert h.text.count(told) == 1, "each outcome is told once"
-    assert took < 3 * SLOW
+    assert took < 8 * SLOW
 
 
 @pytest.mark.parametrize("who", ["tasks", "threads"])
@@ -259,7 +259,7 @@ def test_exit4_a_worker_that_never_returns_ends_the_host_with_70_in_time(host):
     assert running["op"] == "never"
     began = time.monotonic()
     assert h.stop() == 70
-    assert time.monotonic() - began < 3 + 1 * SLOW
+    assert time.monotonic() - began < 3 + 5 * SLOW
     stuck = h.find("stuck thread", pool="count")
     assert stuck and stuck["op"] == "never" and stuck["thread"] == "count/0"
     assert stuck["task"] == str(running["task"])
@@ -430,7 +430,7 @@ def test_h35_a_c_call_that_keeps_the_gil_for_ever_ends_the_host_at_shutdown_time
         time.sleep(0.1)
     assert h.wait() == 70
     asked.close()
-    assert time.monotonic() - began < 8 + 2 * SLOW
+    assert time.monotonic() - began < 8 + 5 * SLOW
     assert h.find("main is stuck: going on without it", waiting_for="stuck")
     assert h.find("pool closed", pool="count", state="clean")
     overdue = h.find("shutdown_timeout has passed: leaving by _exit")
@@ -487,7 +487,7 @@ def test_h29_signals_are_heard_while_a_worker_keeps_the_gil(host):
     assert time.monotonic() - began < PROMPT
     h.send(signal.SIGINT)
     assert h.wait() == 70
-    assert time.monotonic() - began < 3 + 2 * SLOW
+    assert time.monotonic() - began < 3 + 5 * SLOW
     overdue = h.find("shutdown_timeout has passed: leaving by _exit")
     assert overdue["gil_site"] == "hold.hold" and overdue["gil_holder"].startswith("hold/")
     assert h.find("stuck thread", pool="hold", op="hold")
