@@ -11,6 +11,7 @@
 bh_status bh_postbox_init(struct bh_postbox *box, struct bh_error *err)
 {
 	atomic_init(&box->head, NULL);
+	box->kept = NULL;
 	box->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (box->fd < 0)
 		return bh_raise(err, -errno, "post.eventfd");
@@ -19,32 +20,37 @@ bh_status bh_postbox_init(struct bh_postbox *box, struct bh_error *err)
 
 void bh_postbox_fini(struct bh_postbox *box)
 {
-	assert(!atomic_load(&box->head)); /* a message that nobody takes would be lost */
+	assert(bh_postbox_is_empty(box)); /* a message that nobody takes would be lost */
 	if (box->fd >= 0)
 		close(box->fd);
 	box->fd = -1;
 }
 
-void bh_postbox_post(struct bh_postbox *box, struct bh_message *message)
+static void wake(int fd)
 {
-	struct bh_message *head = atomic_load_explicit(&box->head, memory_order_relaxed);
-	int fd = box->fd; /* read now: once it is pushed the receiver may be done with all of it */
 	const uint64_t one = 1;
 	ssize_t n;
 
-	do
-		message->next = head;
-	while (!atomic_compare_exchange_weak_explicit(&box->head, &head, message,
-						      memory_order_release, memory_order_relaxed));
-	if (head)
-		return; /* whoever pushed onto the empty stack wakes the receiver */
 	do
 		n = write(fd, &one, sizeof(one));
 	while (n < 0 && errno == EINTR);
 	/* EAGAIN: the counter is full, so the fd is readable all the same. */
 }
 
-struct bh_message *bh_postbox_take(struct bh_postbox *box)
+void bh_postbox_post(struct bh_postbox *box, struct bh_message *message)
+{
+	struct bh_message *head = atomic_load_explicit(&box->head, memory_order_relaxed);
+	int fd = box->fd; /* read now: once it is pushed the receiver may be done with all of it */
+
+	do
+		message->next = head;
+	while (!atomic_compare_exchange_weak_explicit(&box->head, &head, message,
+						      memory_order_release, memory_order_relaxed));
+	if (!head) /* else whoever pushed onto the empty stack wakes the receiver */
+		wake(fd);
+}
+
+static struct bh_message *take_pushed(struct bh_postbox *box)
 {
 	struct bh_message *stack, *oldest = NULL;
 	uint64_t count;
@@ -64,6 +70,39 @@ struct bh_message *bh_postbox_take(struct bh_postbox *box)
 		stack = next;
 	}
 	return oldest;
+}
+
+struct bh_message *bh_postbox_take(struct bh_postbox *box)
+{
+	struct bh_message *pushed = take_pushed(box), *oldest = box->kept;
+	struct bh_message **end = &oldest;
+
+	while (*end)
+		end = &(*end)->next;
+	*end = pushed;
+	box->kept = NULL;
+	return oldest;
+}
+
+struct bh_message *bh_postbox_take_some(struct bh_postbox *box, uint32_t n)
+{
+	struct bh_message *oldest, **end = &oldest;
+
+	if (!box->kept)
+		box->kept = take_pushed(box);
+	oldest = box->kept;
+	while (*end && n-- > 0)
+		end = &(*end)->next;
+	box->kept = *end;
+	*end = NULL;
+	if (box->kept)
+		wake(box->fd);
+	return oldest;
+}
+
+bool bh_postbox_is_empty(const struct bh_postbox *box)
+{
+	return !box->kept && !atomic_load_explicit(&box->head, memory_order_relaxed);
 }
 
 void bh_postbox_deliver(struct bh_postbox *box)

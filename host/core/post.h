@@ -22,8 +22,9 @@ struct bh_message {
 
 struct bh_postbox {
 	_Atomic(struct bh_message *)
-		head; /* A: release push, acquire take: a stack that take() reverses */
-	int fd;	      /* I: eventfd, readable while there may be messages */
+		head;		 /* A: release push, acquire take: a stack that take() reverses */
+	int fd;			 /* I: eventfd, readable while there may be messages */
+	struct bh_message *kept; /* T: the receiver's: taken, and more than it asked for */
 };
 
 bh_status bh_postbox_init(struct bh_postbox *box, struct bh_error *err) BH_MUST_CHECK;
@@ -31,6 +32,10 @@ void bh_postbox_fini(struct bh_postbox *box);
 void bh_postbox_post(struct bh_postbox *box, struct bh_message *message);
 /* All messages there are, oldest first, NULL for none; clears the fd. Receiver only. */
 struct bh_message *bh_postbox_take(struct bh_postbox *box);
+/* The `n` oldest, or all there are; the fd stays readable while there are more. Receiver only. */
+struct bh_message *bh_postbox_take_some(struct bh_postbox *box, uint32_t n);
+/* Receiver only. */
+bool bh_postbox_is_empty(const struct bh_postbox *box);
 /* take() and deliver() each. */
 void bh_postbox_deliver(struct bh_postbox *box);
 

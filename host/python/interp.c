@@ -274,7 +274,7 @@ bh_status bh_python_serve(struct bh_error *err)
 /* What is released may release more. */
 static void empty(struct bh_postbox *box)
 {
-	while (atomic_load_explicit(&box->head, memory_order_relaxed))
+	while (!bh_postbox_is_empty(box))
 		bh_postbox_deliver(box);
 }
 

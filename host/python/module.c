@@ -21,7 +21,8 @@
 #include "host/python/task.h"
 #include "host/python/writer.h"
 
-#define EVENTS_MAX 1024 /* a wake-up; what is beyond it comes with the next */
+#define EVENTS_MAX 1024	   /* a wake-up; what is beyond it comes with the next */
+#define RETURNS_AT_ONCE 32 /* outcomes; what then runs takes some 20 us each */
 
 /* ---- the loop's wait ------------------------------------------------------------------------- */
 
@@ -103,13 +104,14 @@ static void drop_released(struct bh_python *python)
 		bh_gil_main_switch(before == BH_GIL_SITE_NONE ? BH_SITE_DISPATCH : before);
 }
 
-/* Resolves outcomes, all there are. What was let go before one of them was told is dropped first: who
+/* Resolves outcomes. Not all there are: each has Python run that waited for it, and what else the loop
+ * has to do must not wait for a thousand of these. What was let go before one of them was told is dropped first: who
  * awaits it finds its buffers free. The descriptor of the releases does not promise that, as another
  * thread may be between its push and its wake-up. */
 static PyObject *drain(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
 {
 	struct bh_python *python = bh_python_state();
-	struct bh_message *message = bh_postbox_take(&python->returns);
+	struct bh_message *message = bh_postbox_take_some(&python->returns, RETURNS_AT_ONCE);
 
 	if (atomic_load_explicit(&python->releases.head, memory_order_relaxed))
 		drop_released(python);

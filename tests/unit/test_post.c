@@ -54,6 +54,42 @@ static void keeps_order(void)
 	bh_postbox_fini(&box);
 }
 
+/* What is kept back counts: the fd stays readable for it, it stays the oldest, and take() has it too. */
+static void gives_some_and_keeps_the_rest(void)
+{
+	struct bh_postbox box;
+	int delivered = 0;
+	struct numbered m[7];
+	struct bh_message *some;
+
+	CU_ASSERT_EQUAL_FATAL(bh_postbox_init(&box, NULL), 0);
+	CU_ASSERT_PTR_NULL(bh_postbox_take_some(&box, 2));
+	for (int i = 0; i < 7; i++)
+		m[i] = (struct numbered){ { .deliver = deliver }, 0, i + 1, &delivered };
+	for (int i = 0; i < 5; i++)
+		bh_postbox_post(&box, &m[i].message);
+	some = bh_postbox_take_some(&box, 2);
+	CU_ASSERT_PTR_EQUAL(some, &m[0].message);
+	CU_ASSERT_PTR_EQUAL(some->next, &m[1].message);
+	CU_ASSERT_PTR_NULL(m[1].message.next);
+	CU_ASSERT_TRUE(readable(&box, 0));
+	CU_ASSERT_FALSE(bh_postbox_is_empty(&box));
+	some = bh_postbox_take_some(&box, 3); /* exactly what was kept */
+	CU_ASSERT_PTR_EQUAL(some, &m[2].message);
+	CU_ASSERT_TRUE(bh_postbox_is_empty(&box));
+	CU_ASSERT_PTR_NULL(bh_postbox_take(&box)); /* clears the fd */
+	CU_ASSERT_FALSE(readable(&box, 0));
+	for (int i = 0; i < 6; i++)
+		bh_postbox_post(&box, &m[i].message);
+	CU_ASSERT_PTR_EQUAL(bh_postbox_take_some(&box, 1), &m[0].message);
+	bh_postbox_post(&box, &m[6].message);
+	bh_postbox_deliver(&box); /* the kept before the new */
+	CU_ASSERT_EQUAL(delivered, 234567);
+	CU_ASSERT_TRUE(bh_postbox_is_empty(&box));
+	CU_ASSERT_FALSE(readable(&box, 0));
+	bh_postbox_fini(&box);
+}
+
 #define SENDERS 4
 #define EACH 5000
 
@@ -87,7 +123,8 @@ static void wakes_for_every_message(void)
 		CU_ASSERT_EQUAL_FATAL(pthread_create(&threads[s], NULL, send_all, &senders[s]), 0);
 	}
 	while (n < SENDERS * EACH && readable(&box, 30000)) {
-		struct bh_message *message = bh_postbox_take(&box);
+		struct bh_message *message =
+			n % 3 ? bh_postbox_take_some(&box, 7) : bh_postbox_take(&box);
 
 		for (; message; message = message->next, n++) {
 			struct numbered *numbered =
@@ -163,6 +200,7 @@ static void views_are_found(void)
 
 static const struct bh_test tests[] = {
 	{ "messages keep their order, the fd is cleared", keeps_order },
+	{ "some are given, the rest is kept", gives_some_and_keeps_the_rest },
 	{ "no message and no wake-up is lost between four senders", wakes_for_every_message },
 	{ "a request comes back to whoever asked", requests_come_back },
 	{ "views are found by name", views_are_found },
