@@ -120,6 +120,9 @@ enum bh_dtype_code { BH_DTYPE_INT = 0, BH_DTYPE_UINT = 1, BH_DTYPE_FLOAT = 2, BH
 
 #define BH_BUFFER_WRITABLE 1u /* flag */
 #define BH_BUFFER_STRIDED 2u  /* flag of object_buffer() alone */
+/* Flag, told by buffer_info(): Python code has been given the address (DLPack, __cuda_array_interface__), and
+ * may have queued work of its own on it that is not over when the last reference goes. */
+#define BH_BUFFER_SHARED 4u
 #define BH_NDIM_MAX 8u
 
 struct bh_buffer_info {
@@ -132,7 +135,7 @@ struct bh_buffer_info {
 	uint8_t dtype_code;	    /* enum bh_dtype_code */
 	uint8_t dtype_bits;	    /* of one element */
 	uint16_t reserved0;	    /* 0 */
-	uint32_t reserved1;	    /* 0 */
+	int32_t device;		    /* BH_BUFFER_CUDA: the device's ordinal; else 0 */
 	int64_t shape[BH_NDIM_MAX]; /* elements per dimension; the product is the element count */
 	/* Bytes from one element to the next of each dimension. Memory is C-contiguous, and these
 	 * need not be looked at, unless the op's parameter says that it takes strided memory
@@ -180,8 +183,9 @@ struct bh_option {
  *
  * `args`: parameters separated by blanks, each `name:type`, with the types bool int float str bytes
  * buffer list handle object. `buffer!` is written to. `buffer~` takes strided memory too, see the
- * strides of bh_buffer_info; `buffer!~` is both. Without `~` the host refuses memory that is not
- * C-contiguous. `=literal` gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any
+ * strides of bh_buffer_info. Without `~` the host refuses memory that is not C-contiguous. `buffer@`
+ * takes device memory too (BH_BUFFER_CUDA): without `@` the host refuses it, so that nobody reads it
+ * through a host pointer by mistake. The marks stand in this order: `buffer!~@`. `=literal` gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any
  * type, which the op then sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list. At most 16; those with
  * a preset come last. Names are [a-z][a-z0-9_]*, no keyword of Python, nor timeout, lane or wait,
  * which every op takes from its caller. `ret`: a type, or NULL for none. The host checks every
@@ -235,6 +239,19 @@ struct bh_worker_range {
 	uint32_t preset; /* where the manifest is silent; 0 is `auto` */
 	uint32_t max;	 /* at most 1024 */
 };
+
+/* Of object_cuda_buffer(): who will use the memory, and what it must wait for. */
+struct bh_cuda_use {
+	uint32_t size;	/* sizeof */
+	int32_t device; /* in: the ordinal that the memory must be on; -1: any */
+	/* In: the CUstream that will use the memory, as a number; 1 and 2 are the driver's legacy and
+	 * per-thread ones, 0 is refused. A DLPack exporter makes it wait for what it has queued itself. */
+	uint64_t stream;
+	/* Out: the stream that __cuda_array_interface__ names: order yourself behind it; 0: nothing to
+	 * wait for. */
+	uint64_t after;
+};
+BH_ABI_ASSERT(sizeof(struct bh_cuda_use) == 24, "ABI 1: struct bh_cuda_use");
 
 /* ---- services the host gives to a plugin ----------------------------------------------------- */
 
@@ -385,6 +402,32 @@ struct bh_services {
 	 * and returns. */
 	void (*report_health)(struct bh_context *ctx, bh_status status, const char *id,
 			      const struct bh_fact *facts, uint32_t n_facts);
+
+	/* A buffer over device memory that the plugin has allocated: `info` with size, kind
+	 * (BH_BUFFER_CUDA), flags, data, device, n_dims, shape, dtype_code and dtype_bits; its other
+	 * fields are not read. It is C-contiguous. It is made with the plugin's slot set to `value`, and
+	 * goes as a buffer with a slot goes: release() is called with the last reference, frees the
+	 * memory some time later, and then drops that reference. 0: the reference is the caller's.
+	 * -EINVAL (logged), -ENOMEM, -ESHUTDOWN as buffer_alloc() and buffer_slot_set(). Thread: any. */
+	bh_status (*buffer_wrap)(struct bh_context *ctx, const struct bh_buffer_info *info,
+				 void *value,
+				 void (*release)(void *value, struct bh_buffer *buffer),
+				 struct bh_buffer **ret_buffer);
+	/* Takes the memory of a buffer of buffer_wrap() back while others still have the buffer: because
+	 * the plugin is being closed, or an op is to free it. `held`: how many references the caller
+	 * knows to be its own or its task's. From its return on no op and no export gets at the memory:
+	 * who asks is told that it has been freed. The slot is clear and release() will not be called. 0: nobody uses the
+	 * memory, it may be freed. -EBUSY: somebody may still use it, as a task of another pool or code
+	 * that was given the address: it must stay as it is for the rest of the process. -ENOENT:
+	 * release() has been called or is about to be; nothing was changed. The caller holds a reference, or is the one
+	 * thread that may clear this slot and knows that its release() has not returned. Thread: any. */
+	bh_status (*buffer_revoke)(struct bh_context *ctx, struct bh_buffer *buffer, uint32_t held);
+	/* As object_buffer(), for memory that a CUDA device reaches: a DLPack tensor of CUDA, of its
+	 * managed or of its pinned memory, an object with __cuda_array_interface__, or a bulkhead.Buffer,
+	 * whose own buffer it then is. `use`: see there. */
+	bh_status (*object_cuda_buffer)(struct bh_task *task, uint32_t site,
+					struct bh_object *object, uint32_t flags,
+					struct bh_cuda_use *use, struct bh_buffer **ret_buffer);
 };
 
 /* ---- the descriptor -------------------------------------------------------------------------- */
