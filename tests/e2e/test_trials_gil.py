@@ -388,7 +388,7 @@ def test_h03_a_drivers_callback_thread_is_booked_with_its_waits(host, adopt, pla
     """(b): the driver's thread wants the GIL with the driver's inner lock held, while workers call the driver."""
     driver = test_plugins().parents[1] / "drv" / ".libs" / "libfakedrv.so"
     n = 500 if SLOW == 1 else 100
-    h = host(DRIVER.format(driver=driver, adopt=adopt), DRIVER_APP, env={"FAKEDRV_LOG": "/dev/null"})
+    h = host(DRIVER.format(driver=driver, adopt=adopt), DRIVER_APP, args=["--set", "gil.stall_after=10s"], env={"FAKEDRV_LOG": "/dev/null"})
     assert max(h.call("work", n, timeout=120)) == 4 * n
     rows = [t for t in gil(h)["threads"] if t["thread"] == "fakedrv"]
     assert [(r["plane"], r["label"] or "") for r in rows] == [(plane, label)]
