@@ -21,6 +21,7 @@
 #include "plugins/rdma/transport.h"
 
 #include <arpa/inet.h>
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -1361,6 +1362,7 @@ static bh_status verbs_post(struct bh_rdma_transport *transport, struct bh_rdma_
 	wr.send_flags = IBV_SEND_SIGNALED;
 	wr.wr.rdma.remote_addr = work->remote;
 	wr.wr.rdma.rkey = (uint32_t)work->key;
+	assert(work->memory); /* this transport needs_memory */
 	if (!read && work->length <= link->max_inline)
 		wr.send_flags |= IBV_SEND_INLINE;
 	else
