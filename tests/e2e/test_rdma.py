@@ -808,6 +808,66 @@ def test_h14_stop_with_a_thousand_in_flight(node):
     assert a.run("return (await rdma.info()).regions") == 1
 
 
+@pytest.fixture
+def odd(host):
+    """odd(what, options="") -> Node: the plugin over a transport that does `what`, to itself (tests/plugins/t_rdma.c)."""
+
+    def start(what: str, options: str = "", **more) -> Node:
+        manifest = f"[plugin rdma]\nlibrary = t_rdma\ntransport = software\ndevice = {what}\n{options}\n[app app]\nobject = node:Node\n"
+        return Node(host(manifest, files={"node.py": NODE}, **more))
+
+    return start
+
+
+def test_h14_what_never_comes_back(odd):
+    """100 posted, stop: 1 done, 98 flushed, 1 never. Each told once, one line of all, and its memory is named and stays."""
+    a = odd("loses", "drain_timeout = 300ms\nabort_timeout = 300ms")
+    a.run(
+        """
+        data, g.local = pattern(4096), bytearray(4096)
+        region = await rdma.register(data)
+        remote = await rdma.open(region.descriptor)
+        g.tasks = [remote.read_into(g.local) for _ in range(100)]
+        await g.tasks[0]
+        assert g.local == data
+        while (await rdma.info()).in_flight < 99:
+            await asyncio.sleep(0.01)
+        g.region = region
+        """)  # fmt: skip
+    before = a.host.pool("rdma")
+    assert before["pending"] == 99, before
+    assert a.host.stop(timeout=30) == 75  # tasks were abandoned
+    line = a.host.find("pool closed", pool="rdma")
+    counts = {k: int(line[k]) for k in ("submitted", "done", "failed", "cancelled", "deadline", "abandoned")}
+    assert counts["submitted"] == before["submitted"] == sum(counts.values()) - counts["submitted"], counts
+    assert counts["cancelled"] == 98 and counts["abandoned"] == 1 and counts["failed"] == counts["deadline"] == 0, counts
+    assert counts["done"] == before["done"] and line["abandoned_alive"] == "1", line
+    ended = [line for line in a.host.log if line.get("msg") == "rdma has ended"]
+    assert len(ended) == 1 and ended[0]["level"] == "warning" and ended[0]["component"] == "rdma", ended
+    assert [ended[0][k] for k in ("reads", "cancelled", "failed", "lost", "registrations_left")] == ["1", "98", "0", "1", "1"], ended
+    loud = [line for line in a.host.log if line.get("level") in ("error", "warning")]
+    assert len(loud) < 10, loud  # not one for each
+
+
+def test_a_device_that_is_gone(odd):
+    """For good: the pool fails with the device's name, each task has one outcome, and the host is alive to say so."""
+    a = odd("gone", "abort_timeout = 300ms")
+    outcomes = a.run(
+        """
+        region = await rdma.register(pattern(4096))
+        remote = await rdma.open(region.descriptor)
+        local = bytearray(4096)
+        return [await failure(task) for task in [remote.read_into(local) for _ in range(20)]]
+        """)  # fmt: skip
+    assert outcomes[0] is None and all(x is not None for x in outcomes[1:]), outcomes
+    pool = until(lambda: (p := a.host.pool("rdma"))["state"] == "failed" and p, what="the pool's failure")
+    assert pool["submitted"] == sum(pool[k] for k in ("done", "failed", "cancelled", "deadline")), pool
+    assert "rdma.device" in str(a.plugin()) and "the device is gone" in str(a.plugin()), a.plugin()
+    assert a.host.get("/livez").status == 200 and a.host.get("/readyz").status == 503
+    error = a.run("return await failure(rdma.register(bytearray(8)))")
+    assert error[1] == "pool.closed" and error[2]["cause"] == "rdma.device", error
+
+
 # ---- set-up
 
 
