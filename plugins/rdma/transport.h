@@ -79,7 +79,8 @@ enum bh_rdma_event_kind {
 	BH_RDMA_REFUSED,  /* link, hello if the peer said any: it answered with reject(); as DOWN */
 	BH_RDMA_DOWN,	  /* link, status, fault: over; all that was posted has had its DONE before.
 			   * Only release() may follow. status: -ECONNREFUSED, -ETIMEDOUT,
-			   * -EHOSTUNREACH: was never up; -ECONNRESET: broke; 0: disconnected */
+			   * -EHOSTUNREACH: was never up; -ENOMEM, others: neither, for lack of
+			   * something here; -ECONNRESET: broke; 0: disconnected */
 	BH_RDMA_MESSAGE,  /* link, message */
 	BH_RDMA_HEALTH	  /* status: 0: fine again; -ENETDOWN: a port is down; -ENODEV: fatal, the
 			   * device is gone; fault */

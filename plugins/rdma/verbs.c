@@ -862,9 +862,10 @@ static void go_connecting(struct verbs *v, struct bh_rdma_link *link)
 		.rnr_retry_count = RNR_RETRIES,
 	};
 	struct bh_rdma_fault fault;
+	bh_status st = make_qp(v, link, &fault);
 
-	if (make_qp(v, link, &fault) < 0) {
-		fail(v, link, -EHOSTUNREACH, &fault);
+	if (st < 0) { /* what is missing is missing here: no word on the peer or the network */
+		fail(v, link, st, &fault);
 		return;
 	}
 	param.qp_num = link->qp->qp_num;

@@ -909,20 +909,55 @@ def test_h13_a_peer_that_never_answers(node, transport):
         assert line["cancelled"] == "50" and line["abandoned"] == "0", line
 
 
-def test_h13_the_memory_limit_is_named(node, transport):
-    """(a) The limit, its value and what was asked; the host is well."""
+def may_lock(tmp_path: Path, limit: int) -> Path:
+    """A bulkheadd that may lock `limit` bytes, whoever runs it: root may any amount, unless CAP_IPC_LOCK is taken."""
+    binary = tmp_path / f"may-lock-{limit}"
+    drop = "setpriv --bounding-set=-ipc_lock --inh-caps=-ipc_lock" if os.geteuid() == 0 else ""
+    binary.write_text(f'#!/bin/sh\nexec {drop} prlimit --memlock={limit} {stage()}/sbin/bulkheadd "$@"\n')
+    binary.chmod(0o755)
+    return binary
+
+
+def test_h13_the_memory_limit_is_named(node, transport, tmp_path):
+    """(a) The limit, its value and what was asked, each time; less still registers; other plugins are up and work."""
     if transport != "verbs":
         pytest.skip("libfabric's tcp pins nothing")
-    import resource
-
-    a = node()
-    resource.prlimit(a.host.process.pid, resource.RLIMIT_MEMLOCK, (65536, 65536))
-    error = a.run("return await failure(rdma.register(bytearray(1 << 20)))")
-    if error is None:
-        pytest.skip("this user may lock any amount (CAP_IPC_LOCK)")
-    assert error[1] == "rdma.memlock", error
-    assert "65536" in error[2]["reason"] or "64" in error[2]["reason"], error
+    a = node(binary=may_lock(tmp_path, 524288), rest="[plugin stream]\nlibrary = stream")
+    for _ in range(2):
+        error = a.run("return await failure(rdma.register(bytearray(1 << 20)))")
+        assert error[1] == "rdma.memlock", error
+        for each in ("1048576 bytes to register", "already pinned", "RLIMIT_MEMLOCK is 524288", "LimitMEMLOCK="):
+            assert each in error[2]["reason"], error
+    assert a.host.pool("rdma")["failed"] == 2
+    assert a.run("return (await rdma.info()).registered_bytes") == 0
+    assert a.run("return await bulkhead.pool('stream').sum(bulkhead.Buffer.allocate(4, 'float32'))") == 0
+    assert a.run("async with await rdma.register(bytearray(4096)) as region: return len(region.descriptor)") > 0
     assert a.host.get("/readyz").status == 200
+
+
+def test_h13_a_memory_limit_that_has_no_room_for_a_link(node, transport, tmp_path):
+    """(a) A link's own page cannot be locked: the transfer says so with the numbers, and its memory is free again."""
+    if transport != "verbs":
+        pytest.skip("libfabric's tcp pins nothing")
+    a, b = node(), node("connect_retries = 0", binary=may_lock(tmp_path, 4096))
+    error = b.run(
+        """
+        local = mmap.mmap(-1, 4096)
+        remote = await rdma.open(bytes.fromhex(descriptor))
+        error = await failure(remote.read_into(local))
+        for i in range(1000):       # its registration ends soon
+            try:
+                local.close()
+            except BufferError:
+                gc.collect()
+                await asyncio.sleep(0.01)
+        assert local.closed
+        return error
+        """,
+        descriptor=a.serve(4096))  # fmt: skip
+    assert error[1] == "rdma.memlock" and error[2]["peer"], error
+    assert "RLIMIT_MEMLOCK is 4096" in error[2]["reason"] and "LimitMEMLOCK=" in error[2]["reason"], error
+    assert b.host.get("/readyz").status == 200
 
 
 @pytest.mark.parametrize("options, says", [
