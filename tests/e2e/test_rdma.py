@@ -2,7 +2,31 @@
 """The rdma plugin end to end: two bulkheadd processes, regions of one, transfers of the other.
 
 Each test runs on each transport: software here; verbs where RDMA_VM_DEVICE, RDMA_VM_ADDRESS and RDMA_VM_GID name a
-device (scripts/rdma-vm sets them in its VM). What a node does is said by the test, as Python source that it runs.
+device (scripts/rdma-vm sets them in its VM; tests/vm/rdma_e2e). What a node does is said by the test, as Python source
+that it runs.
+
+Where each trial is. U: tests/unit/; those of test_rdma_transport.c are done on both transports, the verbs ones and
+test_rdma_device.c in the VM (tests/vm/rdma_verbs).
+
+H13 (a) memory limit    test_h13_the_memory_limit_is_named, test_h13_a_memory_limit_that_has_no_room_for_a_link (both in
+                        the VM); U test_rdma_device.c "H13: a small locked-memory limit ..."
+H13 (b) wrong options   test_h13_options_that_cannot_be; U test_rdma_device.c "H13: a wrong option ..." (gid_index 99, port 2)
+H13 (c) no answer       test_h13_a_peer_that_never_answers; U test_rdma_transport.c "a listener that never answers ..."
+H14 flushed             test_h14_stop_with_a_thousand_in_flight
+H14 and lost            test_h14_what_never_comes_back (a transport that loses work: tests/plugins/t_rdma.c); U
+                        test_rdma_device.c "H14: work that is never given back ...", test_rdma_engine.c "SUP-10: what the ..."
+killed in mid-transfer  test_a_peer_that_is_killed, test_either_side_is_killed_at_random_moments; U test_rdma_kill.c (both
+                        sides, either transport: RDMA_KILLS), test_rdma_transport.c "a killed peer ..."
+port down               U test_rdma_device.c "a port that goes down and up in mid-transfer ...", "a port that stays down ..."
+device gone             test_a_device_that_is_gone
+descriptor corrupted    test_a_corrupted_descriptor_is_refused; U test_rdma_descriptor.c "every byte with every other value ..."
+region that is gone     test_after_close_a_peer_is_refused_and_memory_untouched, test_close_while_peers_write,
+                        test_one_of_two_that_share; a whole process: test_a_peer_that_comes_again
+memory unmapped         test_memory_that_python_dropped_stays, test_memory_is_free_when_close_returns; what is not mapped
+                        cannot be registered: U test_rdma_device.c "memory that is not there ..."
+past the end            test_past_the_end; parts: test_many_parts_are_one_task; U test_rdma_transport.c "what a region ..."
+10 000 rounds           test_ten_thousand_rounds_leave_nothing
+two peers, one region   test_two_peers_hammer_one_region
 """
 
 from __future__ import annotations
@@ -813,8 +837,8 @@ def odd(host):
     """odd(what, options="") -> Node: the plugin over a transport that does `what`, to itself (tests/plugins/t_rdma.c)."""
 
     def start(what: str, options: str = "", **more) -> Node:
-        manifest = f"[plugin rdma]\nlibrary = t_rdma\ntransport = software\ndevice = {what}\n{options}\n[app app]\nobject = node:Node\n"
-        return Node(host(manifest, files={"node.py": NODE}, **more))
+        plugin = f"[plugin rdma]\nlibrary = t_rdma\ntransport = software\ndevice = {what}\n{options}\n"
+        return Node(host(f"{plugin}[app app]\nobject = node:Node\n", files={"node.py": NODE}, **more))
 
     return start
 
@@ -844,7 +868,8 @@ def test_h14_what_never_comes_back(odd):
     assert counts["done"] == before["done"] and line["abandoned_alive"] == "1", line
     ended = [line for line in a.host.log if line.get("msg") == "rdma has ended"]
     assert len(ended) == 1 and ended[0]["level"] == "warning" and ended[0]["component"] == "rdma", ended
-    assert [ended[0][k] for k in ("reads", "cancelled", "failed", "lost", "registrations_left")] == ["1", "98", "0", "1", "1"], ended
+    told = [ended[0][k] for k in ("reads", "cancelled", "failed", "lost", "registrations_left")]
+    assert told == ["1", "98", "0", "1", "1"], ended
     loud = [line for line in a.host.log if line.get("level") in ("error", "warning")]
     assert len(loud) < 10, loud  # not one for each
 
