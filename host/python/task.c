@@ -261,8 +261,13 @@ static int deadline_from(PyObject *seconds, const char *what, struct bh_deadline
 		return 0;
 	}
 	value = PyFloat_AsDouble(seconds);
-	if (value == -1.0 && PyErr_Occurred())
+	if (value == -1.0 && PyErr_Occurred()) {
+		if (PyErr_ExceptionMatches(PyExc_TypeError))
+			PyErr_Format(PyExc_TypeError,
+				     "%s must be None or a number of seconds, not %R", what,
+				     seconds);
 		return -1;
+	}
 	if (isnan(value) || value < 0) {
 		PyErr_Format(PyExc_ValueError,
 			     "%s must be None or a number of seconds that is not negative, not %R",

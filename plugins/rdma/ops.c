@@ -535,7 +535,8 @@ static bh_status check_rights(const struct request *request)
 	return fail(&request->call, -EACCES, "rdma.rights", facts, N_FACTS(facts));
 }
 
-static bh_status refuse_range(const struct request *request, const struct wish *wish, uint32_t part)
+static bh_status refuse_range(const struct request *request, const struct wish *wish, uint32_t part,
+			      const char *reason)
 {
 	struct bh_rdma_address_text peer = bh_rdma_address_text(&request->target.address);
 	const struct bh_fact facts[] = {
@@ -544,6 +545,7 @@ static bh_status refuse_range(const struct request *request, const struct wish *
 		bh_fact_int("offset", wish->offset),
 		bh_fact_int("length", wish->length),
 		bh_fact_int("part", part),
+		bh_fact_str("reason", reason),
 		bh_fact_str("accepted", "offset and length of at least 0 whose sum is at most "
 					"region_length"),
 	};
@@ -551,13 +553,15 @@ static bh_status refuse_range(const struct request *request, const struct wish *
 	return fail(&request->call, -ERANGE, "rdma.range", facts, N_FACTS(facts));
 }
 
-static bh_status refuse_local(const struct request *request, const struct wish *wish, uint32_t part)
+static bh_status refuse_local(const struct request *request, const struct wish *wish, uint32_t part,
+			      const char *reason)
 {
 	const struct bh_fact facts[] = {
 		bh_fact_int("local_length", (int64_t)request->info.length),
 		bh_fact_int("local_offset", wish->local_offset),
 		bh_fact_int("length", wish->length),
 		bh_fact_int("part", part),
+		bh_fact_str("reason", reason),
 		bh_fact_str("accepted", "local_offset of at least 0 whose sum with length is at "
 					"most local_length"),
 	};
@@ -575,10 +579,17 @@ static bool lies_within(int64_t offset, int64_t length, uint64_t whole)
 static bh_status make_part(const struct request *request, const struct wish *wish, uint32_t number,
 			   struct bh_rdma_part *ret_part)
 {
+	/* First what is wrong by itself, whatever the memory is. */
+	if (wish->length < 0)
+		return refuse_range(request, wish, number, "length is negative");
+	if (wish->offset < 0)
+		return refuse_range(request, wish, number, "offset is negative");
+	if (wish->local_offset < 0)
+		return refuse_local(request, wish, number, "local_offset is negative");
 	if (!lies_within(wish->local_offset, wish->length, request->info.length))
-		return refuse_local(request, wish, number);
+		return refuse_local(request, wish, number, "it ends past local memory");
 	if (!lies_within(wish->offset, wish->length, request->target.length))
-		return refuse_range(request, wish, number);
+		return refuse_range(request, wish, number, "it ends past the region");
 	*ret_part = (struct bh_rdma_part){
 		.remote = (uint64_t)wish->offset,
 		.local = (char *)request->info.data + wish->local_offset,

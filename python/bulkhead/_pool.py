@@ -422,13 +422,14 @@ class Pool:
         lane: Union[None, str, Pool],
         wait: Union[bool, float, None],
     ) -> Task[Any]:
+        room = None if wait is False or wait is None else _seconds_of(wait)
         task: Task[Any] = Task(self._shared.native, index, args, kwargs, self._native_lane(lane), timeout)
-        if wait is False or wait is None:
+        if room is None:
             task._submit()
         elif _running_loop() is None:
-            task._submit_wait(None if wait is True else wait)
+            task._submit_wait(room)
         else:
-            self._wait_for_room(task, float("inf") if wait is True else float(wait))
+            self._wait_for_room(task, room)
         return task
 
     def _wait_for_room(self, task: Task[Any], seconds: float) -> None:
@@ -442,6 +443,18 @@ class Pool:
             self._shared.room.add(task, until)
         else:
             _host_loop.call_soon_threadsafe(self._shared.room.add, task, until)
+
+
+def _seconds_of(wait: Union[bool, float]) -> float:
+    """How long `wait` waits for room. Alike whether there is room or not, and whether a loop runs or not."""
+    if wait is True:
+        return float("inf")
+    if not hasattr(type(wait), "__float__") and not hasattr(type(wait), "__index__"):  # a str is none, though float() takes it
+        raise TypeError(f"wait must be True, False, None or a number of seconds, not {wait!r:.80}")
+    seconds = float(wait)
+    if not seconds >= 0:  # NaN neither
+        raise ValueError(f"wait must be True, False, None or a number of seconds that is not negative, not {wait!r:.80}")
+    return seconds
 
 
 _TYPES: dict[str, Any] = {

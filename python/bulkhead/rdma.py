@@ -21,7 +21,8 @@ learns of it once.
 All offsets and lengths are bytes, all times seconds. Besides what ops raise always (Overloaded, Deadline, Cancelled,
 Shutdown, BadArgument), these raise PluginError; its `code` tells what it was:
 
-    rdma.range, rdma.local          past the end of the region, of local memory: nothing was sent
+    rdma.range, rdma.local          past the end of the region, of local memory, or negative: nothing was sent
+    rdma.region                     the region has been closed
     rdma.rights                     the region does not allow it: nothing was sent
     rdma.descriptor, rdma.transport not a descriptor's bytes; of another transport than this host's
     rdma.access                     the peer refused: the region is closed, or a forged descriptor asks for more
@@ -176,7 +177,7 @@ class Region(_Extent):
 
         A peer's access then fails, and touches nothing. Where a region shares its bytes with others this is so when
         the last one is closed. Deadline after `timeout` seconds: it is closed for new uses, its end goes on, and its
-        memory is kept until then. Closing it again does nothing.
+        memory is kept until then. Closing it again does nothing: it does not wait for the first one either.
         """
         if not self._closed:
             ending = self._rdma.pool.close(self._handle, timeout=timeout)  # what it refuses is still open
@@ -185,6 +186,9 @@ class Region(_Extent):
             _let_go()
 
     async def __aenter__(self) -> Region:
+        if self._closed:
+            raise PluginError("rdma.region", {"given": repr(self), "reason": "it has been closed already",
+                                              "accepted": "an open region: what register() returned, once"})  # fmt: skip
         return self
 
     async def __aexit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException],
@@ -352,6 +356,9 @@ def pool(label: str = "rdma") -> Rdma:
     Raises UnknownPool when no such plugin is loaded (an optional one may have been skipped), NotInHost outside
     bulkheadd, and PluginError when it is another plugin's pool.
     """
+    if not isinstance(label, str):
+        raise TypeError("label: a str is wanted, the name of a [plugin …] section with library = rdma, "
+                        f"not {label!r:.80}")  # fmt: skip
     made = _pool(label)
     missing = [name for name in _OPS if name not in made.ops]
     if missing:

@@ -314,11 +314,24 @@ def test_past_the_end(node):
         remote = await rdma.open(bytes.fromhex(descriptor))
         local = bytearray(100)
         return [await failure(remote.read_into(local, 0, 101)), await failure(remote.read_into(local, 0, 1, local_offset=100)),
-                await failure(remote.read_into(local, 0, local_offset=-1)), await failure(remote.read_into(local, 0, -1)),
-                await failure(remote.read_into(local, 0, local_offset=101))]
+                await failure(remote.read_into(local, 0, local_offset=-1)), await failure(remote.read_into(local, 0, local_offset=101))]
         """,
         descriptor=descriptor)  # fmt: skip
     assert all(error[1] == "rdma.local" and error[2]["local_length"] == "100" for error in local), local
+    past = "it ends past local memory"
+    assert [error[2]["reason"] for error in local] == [past, past, "local_offset is negative", past]
+    for length, offset, local_offset, reason in ((-1, 0, 0, "length is negative"), (-1, -1, -1, "length is negative"),
+                                                 (1, -1, 0, "offset is negative"), (1, -1, 100, "offset is negative")):  # fmt: skip
+        errors = b.run(
+            """
+            remote = await rdma.open(bytes.fromhex(descriptor))
+            local = bytearray(100)
+            return [await failure(remote.read_into(local, offset, length, local_offset=local_offset)),
+                    await failure(remote.write_from(local, offset, length, local_offset=local_offset)),
+                    await failure(remote.read_many(local, [(offset, local_offset, length)]))]
+            """,
+            descriptor=descriptor, length=length, offset=offset, local_offset=local_offset)  # fmt: skip
+        assert all(error[:2] == ["PluginError", "rdma.range"] and error[2]["reason"] == reason for error in errors), errors
     for source in (READ, WRITE):
         error = b.run(source, descriptor=forged(descriptor, length=65536 + 1), size=2, offset=65535)
         assert error[:2] == ["PluginError", "rdma.access"], error
@@ -352,6 +365,67 @@ def test_arguments_that_do_not_fit(node):
     assert "rdma.descriptor" in got[6][1], got[6]
     assert got[7].startswith("<bulkhead.rdma.Region 64 bytes at 0x") and "64 bytes" in got[8]
     assert got[9:] == [0, 1]
+
+
+def test_wrong_labels_and_times_say_what_is_wanted(node):
+    """Whatever is wrong with the call itself is said by the call, whether there is room in the pool or not."""
+    a = node()
+    got = a.run(
+        """
+        def raised(call):
+            try:
+                call()
+            except Exception as error:
+                return [type(error).__name__, str(error)]
+        region = await rdma.register(bytearray(64), "read-write")
+        remote = await rdma.open(region.descriptor)
+        local = bytearray(8)
+        calls = {"label": [lambda: bulkhead.rdma.pool(3), lambda: bulkhead.rdma.pool(None), lambda: bulkhead.rdma.pool(["rdma"])]}
+        calls["timeout"] = [lambda v=v: remote.read_into(local, timeout=v) for v in ("soon", b"5", [], -1, float("nan"))]
+        calls["wait"] = [lambda v=v: remote.write_from(local, wait=v) for v in ("soon", "5", b"5", [], "", -1, float("nan"))]
+        ended = [await remote.read_into(local, timeout=v, wait=w) is None
+                 for v, w in ((None, None), (60, True), (2**200, 60), (60.5, 0), (60, float("inf")))]
+        def elsewhere():
+            return [raised(lambda v=v: remote.write_from(local, wait=v)) for v in ("soon", -1)]
+        return [{name: [raised(call) for call in some] for name, some in calls.items()}, len(ended),
+                await asyncio.to_thread(elsewhere), (await rdma.info()).in_flight]
+        """)  # fmt: skip
+    for name, some in got[0].items():
+        for error in some:
+            assert error and error[0] in ("TypeError", "ValueError") and name in error[1], (name, error)
+    assert all("library = rdma" in error[1] for error in got[0]["label"]), got[0]
+    assert "'soon'" in got[0]["timeout"][0][1] and "number of seconds" in got[0]["timeout"][0][1]
+    assert [error[0] for error in got[0]["wait"]] == 5 * ["TypeError"] + 2 * ["ValueError"], got[0]["wait"]
+    assert "True" in got[0]["wait"][0][1] and "'soon'" in got[0]["wait"][0][1]
+    assert got[1] == 5 and got[3] == 0
+    assert [error[0] for error in got[2]] == ["TypeError", "ValueError"]
+
+
+def test_a_closed_region(node):
+    """It cannot be entered again; closing it again does nothing, while the first close waits too."""
+    a = node()
+    got = a.run(
+        """
+        region = await rdma.register(bytearray(4096))
+        async with region as same:
+            assert same is region and not region.closed
+        await region.close()
+        await region.close(timeout=5)
+        async def enter():
+            async with region:
+                raise AssertionError("entered")
+        again = await rdma.register(bytearray(4096))
+        first = asyncio.ensure_future(again.close())
+        await asyncio.sleep(0)
+        assert again.closed
+        await asyncio.wait_for(again.close(), 60)
+        await first
+        return [region.closed, await failure(enter()), await failure(region.uses()), (await rdma.info()).regions]
+        """)  # fmt: skip
+    assert got[0] is True and got[3] == 0
+    assert got[1][:2] == ["PluginError", "rdma.region"], got[1]
+    assert "4096 bytes" in got[1][2]["given"] and "closed" in got[1][2]["reason"] and "register()" in got[1][2]["accepted"]
+    assert got[2][:2] == ["PluginError", "rdma.region"], got[2]
 
 
 def test_a_corrupted_descriptor_is_refused(node):
