@@ -3,7 +3,9 @@
  *
  * Registrations that have regions lie in an array that is sorted by address, length and rights. What is
  * asked of it is "the same bytes" and "what lies around these bytes"; a search tree of libc's answers
- * only the first, and the array is moved once a registration, which costs far less than pinning does. */
+ * only the first, and the array is moved once a registration, which costs far less than pinning does.
+ * For the second each place knows how far those up to it reach: that never falls from one place to the
+ * next, so both are binary searches, whatever was ever registered. */
 #include "config.h"
 
 #include "plugins/rdma/book.h"
@@ -33,11 +35,17 @@ struct bh_rdma_use {
 	uint32_t n_regions;		 /* M */
 	uint32_t n_uses;		 /* M: transfers under way */
 	bool ends;			 /* M: its last region has been closed, it is in no array */
+	bool over;			 /* M: revoked: nothing is left to do but to let go */
 	void (*done)(void *, bh_status); /* M: of that close; NULL: nobody waits */
 	void *user;			 /* M */
 	struct bh_rdma_use *next;	 /* M: in `ended`; in `released`: by release() */
 	struct bh_rdma_use *newer, *older; /* M: all that are in slots */
 	struct bh_rdma_revoke revoke;	   /* R, then the engine's */
+};
+
+struct place {
+	struct bh_rdma_use *use;
+	uint64_t reach; /* the furthest end of this one and all before it */
 };
 
 struct region {
@@ -59,10 +67,9 @@ struct bh_rdma_book {
 	 * did before the end that acquires it at 0. */
 	_Atomic uint32_t n_releasing;
 
-	pthread_mutex_t lock;	     /* a leaf */
-	struct bh_rdma_use **sorted; /* M */
+	pthread_mutex_t lock; /* a leaf */
+	struct place *sorted; /* M */
 	uint32_t n_sorted, sorted_size;
-	uint64_t longest;	/* M: no registration of `sorted` has ever been longer */
 	struct region *regions; /* M */
 	uint32_t regions_size, first_free;
 	struct bh_rdma_use *ended;			/* M: to deregister, no use any more */
@@ -110,7 +117,7 @@ static uint32_t place_of_locked(const struct bh_rdma_book *book, uint64_t addres
 	while (low < high) {
 		uint32_t middle = low + (high - low) / 2;
 
-		if (compare(book->sorted[middle], address, length, access) < 0)
+		if (compare(book->sorted[middle].use, address, length, access) < 0)
 			low = middle + 1;
 		else
 			high = middle;
@@ -123,29 +130,33 @@ static struct bh_rdma_use *find_same_locked(const struct bh_rdma_book *book, uin
 {
 	uint32_t at = place_of_locked(book, address, length, access);
 
-	if (at < book->n_sorted && compare(book->sorted[at], address, length, access) == 0)
-		return book->sorted[at];
+	if (at < book->n_sorted && compare(book->sorted[at].use, address, length, access) == 0)
+		return book->sorted[at].use;
 	return NULL;
 }
 
-/* One that lies around these bytes. Backwards from the last that begins no later; none that is further
- * away than the longest one is long can reach. */
+/* The first that reaches as far as these bytes do, if it begins before them: where `reach` gets there, it
+ * is by that place's own end, and when that one begins too late then so does each behind it. At least
+ * one byte, so that what the transport does not know, being empty, is never found. */
 static struct bh_rdma_use *find_around_locked(const struct bh_rdma_book *book, uint64_t address,
 					      uint64_t length)
 {
-	uint32_t i = place_of_locked(book, address, UINT64_MAX, UINT32_MAX);
+	uint32_t low = 0, high = book->n_sorted;
+	struct bh_rdma_use *use;
 
-	while (i-- > 0) {
-		struct bh_rdma_use *use = book->sorted[i];
-		uint64_t before = address - (uintptr_t)use->memory.data;
+	assert(length > 0);
+	while (low < high) {
+		uint32_t middle = low + (high - low) / 2;
 
-		if (before > book->longest)
-			return NULL;
-		if (use->known && before <= use->memory.length &&
-		    length <= use->memory.length - before)
-			return use;
+		if (book->sorted[middle].reach < address + length)
+			low = middle + 1;
+		else
+			high = middle;
 	}
-	return NULL;
+	if (low == book->n_sorted)
+		return NULL;
+	use = book->sorted[low].use;
+	return (uintptr_t)use->memory.data <= address ? use : NULL;
 }
 
 /* ---- registrations --------------------------------------------------------------------------- */
@@ -203,7 +214,7 @@ static bool reserve_locked(struct bh_rdma_book *book)
 
 	if (book->n_sorted == book->sorted_size) {
 		size = book->sorted_size ? 2 * book->sorted_size : 16;
-		grown = reallocarray(book->sorted, size, sizeof(struct bh_rdma_use *));
+		grown = reallocarray(book->sorted, size, sizeof(struct place));
 		if (!grown)
 			return false;
 		book->sorted = grown;
@@ -224,17 +235,34 @@ static bool reserve_locked(struct bh_rdma_book *book)
 	return true;
 }
 
+/* Says again how far places reach, from `at` on, whose registration is new there; ends where nothing
+ * changes any more, for then it does not behind that either. */
+static void settle_locked(struct bh_rdma_book *book, uint32_t at)
+{
+	uint64_t reach = at > 0 ? book->sorted[at - 1].reach : 0;
+
+	for (uint32_t i = at; i < book->n_sorted; i++) {
+		struct place *place = &book->sorted[i];
+		uint64_t end = (uintptr_t)place->use->memory.data + place->use->memory.length;
+
+		if (end > reach)
+			reach = end;
+		if (i > at && place->reach == reach)
+			break;
+		place->reach = reach;
+	}
+}
+
 static void insert_locked(struct bh_rdma_book *book, struct bh_rdma_use *use)
 {
 	uint32_t at =
 		place_of_locked(book, (uintptr_t)use->memory.data, use->memory.length, use->access);
 
 	memmove(book->sorted + at + 1, book->sorted + at,
-		(book->n_sorted - at) * sizeof(struct bh_rdma_use *));
-	book->sorted[at] = use;
+		(book->n_sorted - at) * sizeof(struct place));
+	book->sorted[at].use = use;
 	book->n_sorted++;
-	if (use->memory.length > book->longest)
-		book->longest = use->memory.length;
+	settle_locked(book, at);
 	count_locked(book, use, 1);
 }
 
@@ -243,10 +271,11 @@ static void remove_locked(struct bh_rdma_book *book, const struct bh_rdma_use *u
 	uint32_t at =
 		place_of_locked(book, (uintptr_t)use->memory.data, use->memory.length, use->access);
 
-	assert(at < book->n_sorted && book->sorted[at] == use);
+	assert(at < book->n_sorted && book->sorted[at].use == use);
 	book->n_sorted--;
 	memmove(book->sorted + at, book->sorted + at + 1,
-		(book->n_sorted - at) * sizeof(struct bh_rdma_use *));
+		(book->n_sorted - at) * sizeof(struct place));
+	settle_locked(book, at);
 }
 
 static uint64_t add_region_locked(struct bh_rdma_book *book, struct bh_rdma_use *use)
@@ -392,6 +421,7 @@ static void finish(struct bh_rdma_use *use)
 		done(user, 0);
 }
 
+/* On the engine's thread, which is not to unmap what may be gigabytes: that is the reaper's too. */
 static void revoked(struct bh_rdma_revoke *revoke)
 {
 	struct bh_rdma_use *use = revoke->user;
@@ -399,8 +429,10 @@ static void revoked(struct bh_rdma_revoke *revoke)
 
 	pthread_mutex_lock(&book->lock);
 	book->n_revoking--;
+	use->over = true;
+	end_locked(book, use);
 	pthread_mutex_unlock(&book->lock);
-	finish(use);
+	wake(book); /* `use` may be gone by now */
 }
 
 bh_status bh_rdma_book_close(struct bh_rdma_book *book, uint64_t handle,
@@ -604,7 +636,7 @@ static void reap_ended(struct bh_rdma_book *book)
 	while (use) {
 		struct bh_rdma_use *next = use->next;
 
-		if (!use->known ||
+		if (use->over || !use->known ||
 		    book->transport->ops->deregister(book->transport, &use->memory)) {
 			finish(use);
 		} else {
@@ -612,7 +644,7 @@ static void reap_ended(struct bh_rdma_book *book)
 			book->n_revoking++;
 			pthread_mutex_unlock(&book->lock);
 			use->revoke = (struct bh_rdma_revoke){ .done = revoked, .user = use };
-			/* -ESHUTDOWN: revoked() has been called. */
+			/* -ESHUTDOWN: revoked() has been called, and it comes here again. */
 			(void)bh_rdma_engine_revoke(book->engine, &use->revoke);
 		}
 		use = next;
@@ -670,11 +702,11 @@ bh_status bh_rdma_book_new(struct bh_context *ctx, const struct bh_services *ser
 /* The leak report: one line, whatever their number. */
 static void report_left(const struct bh_rdma_book *book)
 {
-	const struct bh_rdma_use *first = book->n_sorted > 0 ? book->sorted[0] : NULL;
+	const struct bh_rdma_use *first = book->n_sorted > 0 ? book->sorted[0].use : NULL;
 	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < book->n_sorted; i++)
-		bytes += book->sorted[i]->memory.length;
+		bytes += book->sorted[i].use->memory.length;
 	if (first) {
 		const struct bh_fact facts[] = {
 			bh_fact_str("plugin", book->services->label(book->ctx)),
@@ -749,13 +781,13 @@ static uint32_t free_registrations(struct bh_rdma_book *book)
 	while (use) {
 		struct bh_rdma_use *next = use->next;
 
-		if (use->known)
+		if (use->known && !use->over)
 			(void)book->transport->ops->deregister(book->transport, &use->memory);
 		finish(use);
 		use = next;
 	}
 	for (uint32_t i = 0; i < book->n_sorted; i++) {
-		use = book->sorted[i];
+		use = book->sorted[i].use;
 		if (use->n_uses > 0) {
 			n_left++;
 			continue;
