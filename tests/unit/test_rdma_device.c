@@ -10,7 +10,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <infiniband/verbs.h>
-#include <poll.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,14 +18,10 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
+#include "tests/unit/rdma_ends.h"
 #include "tests/unit/tap.h"
-
-#define MIB ((size_t)1 << 20)
-#define SECOND INT64_C(1000000000)
-#define PATIENCE_NS (60 * SECOND)
 
 static const struct bh_rdma_transport_ops *const ops = &bh_rdma_verbs;
 
@@ -35,14 +30,6 @@ static const struct bh_rdma_transport_ops *const ops = &bh_rdma_verbs;
 		if (!getenv("RDMA_VM_DEVICE"))                                                     \
 			BH_SKIP("no RDMA device; scripts/rdma-vm has one");                        \
 	} while (0)
-
-static int64_t now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * SECOND + now.tv_nsec;
-}
 
 /* A card that never gives anything back: the queue pair is not told that it is in error. */
 static bool keep_all;
@@ -64,6 +51,11 @@ struct end {
 	bh_status done, down, health; /* the latest */
 	struct bh_rdma_fault fault, health_fault;
 };
+
+static struct bh_rdma_transport *transport_of(const struct end *end)
+{
+	return end->transport;
+}
 
 static struct bh_rdma_config config_here(void)
 {
@@ -129,52 +121,6 @@ static void on_event(struct end *end, const struct bh_rdma_event *event)
 	}
 }
 
-static uint32_t step(struct end *end)
-{
-	struct bh_rdma_event events[16];
-	uint32_t n = ops->poll(end->transport, events, 16);
-
-	for (uint32_t i = 0; i < n; i++)
-		on_event(end, &events[i]);
-	return n;
-}
-
-/* Sleeps on the descriptors, so that what wakes nobody shows as slow. */
-static void rest(struct end *const *ends, uint32_t n_ends)
-{
-	struct pollfd fds[2 * BH_RDMA_FDS];
-	int64_t timeout_ns = SECOND / 5;
-	nfds_t n = 0;
-
-	for (uint32_t i = 0; i < n_ends; i++) {
-		int some[BH_RDMA_FDS];
-		uint32_t n_some = ops->descriptors(ends[i]->transport, some);
-
-		if (!ops->arm(ends[i]->transport))
-			return;
-		for (uint32_t j = 0; j < n_some; j++)
-			fds[n++] = (struct pollfd){ .fd = some[j], .events = POLLIN };
-		if (ops->timeout_ns(ends[i]->transport) < timeout_ns)
-			timeout_ns = ops->timeout_ns(ends[i]->transport);
-	}
-	(void)poll(fds, n, (int)(timeout_ns / 1000000));
-}
-
-#define UNTIL(condition, ...)                                                                      \
-	({                                                                                         \
-		struct end *const ends_[] = { __VA_ARGS__ };                                       \
-		const uint32_t n_ends_ = sizeof(ends_) / sizeof(ends_[0]);                         \
-		int64_t until_ = now_ns() + PATIENCE_NS;                                           \
-		while (!(condition) && now_ns() < until_) {                                        \
-			uint32_t n_ = 0;                                                           \
-			for (uint32_t i_ = 0; i_ < n_ends_; i_++)                                  \
-				n_ += step(ends_[i_]);                                             \
-			if (!n_ && !(condition))                                                   \
-				rest(ends_, n_ends_);                                              \
-		}                                                                                  \
-		(condition);                                                                       \
-	})
-
 static bool join_ends(struct end *a, struct end *b)
 {
 	static const uint8_t hello[BH_RDMA_HELLO_SIZE];
@@ -183,18 +129,6 @@ static bool join_ends(struct end *a, struct end *b)
 
 	return ops->connect(a->transport, &b->transport->address, hello, &a->out, &fault) == 0 &&
 	       UNTIL(a->n_up > up_a && b->n_up > up_b, a, b);
-}
-
-static struct bh_rdma_memory registered(struct end *end, void *data, size_t length, uint32_t access)
-{
-	struct bh_rdma_memory memory = { 0 };
-	struct bh_rdma_fault fault = { 0 };
-
-	if (ops->register_memory(end->transport, data, length, access, &memory, &fault) < 0) {
-		fprintf(stderr, "register: %s: %s\n", fault.id, fault.text);
-		abort();
-	}
-	return memory;
 }
 
 static bh_status post(struct end *end, enum bh_rdma_op op, const struct bh_rdma_memory *local,

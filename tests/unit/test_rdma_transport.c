@@ -27,21 +27,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "tests/unit/rdma_ends.h"
 #include "tests/unit/tap.h"
 
-#define MIB ((size_t)1 << 20)
-#define PATIENCE_NS (60 * INT64_C(1000000000)) /* how long a broken build takes to fail */
-#define EVENTS 16u
-
 static const struct bh_rdma_transport_ops *const ops = &TRANSPORT;
-
-static int64_t now_ns(void)
-{
-	struct timespec ts;
-
-	clock_gettime(CLOCK_MONOTONIC, &ts);
-	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
-}
 
 /* ---- one end --------------------------------------------------------------------------------- */
 
@@ -65,6 +54,11 @@ struct end {
 	void (*on_done)(struct end *end, uint64_t cookie, bh_status status);
 	void *arg;
 };
+
+static struct bh_rdma_transport *transport_of(const struct end *end)
+{
+	return end->transport;
+}
 
 static struct bh_rdma_config config_here(void)
 {
@@ -183,54 +177,6 @@ static void on_event(struct end *end, const struct bh_rdma_event *event)
 	}
 }
 
-/* One poll. Returns how many events there were. */
-static uint32_t step(struct end *end)
-{
-	struct bh_rdma_event events[EVENTS];
-	uint32_t n = ops->poll(end->transport, events, EVENTS);
-
-	for (uint32_t i = 0; i < n; i++)
-		on_event(end, &events[i]);
-	return n;
-}
-
-/* Sleeps until one of `ends` has something, if none has at once; at most 20 ms, for conditions that
- * others make true. */
-static void rest(struct end *const *ends, uint32_t n_ends)
-{
-	struct pollfd fds[2 * BH_RDMA_FDS];
-	int timeout = 20;
-	nfds_t n = 0;
-
-	for (uint32_t i = 0; i < n_ends; i++) {
-		int some[BH_RDMA_FDS];
-		uint32_t n_some = ops->descriptors(ends[i]->transport, some);
-
-		if (!ops->arm(ends[i]->transport))
-			return;
-		for (uint32_t j = 0; j < n_some; j++)
-			fds[n++] = (struct pollfd){ .fd = some[j], .events = POLLIN };
-		if (ops->timeout_ns(ends[i]->transport) < timeout * INT64_C(1000000))
-			timeout = (int)(ops->timeout_ns(ends[i]->transport) / 1000000);
-	}
-	(void)poll(fds, n, timeout);
-}
-
-#define UNTIL(condition, ...)                                                                      \
-	({                                                                                         \
-		struct end *const ends_[] = { __VA_ARGS__ };                                       \
-		const uint32_t n_ends_ = sizeof(ends_) / sizeof(ends_[0]);                         \
-		int64_t until_ = now_ns() + PATIENCE_NS;                                           \
-		while (!(condition) && now_ns() < until_) {                                        \
-			uint32_t n_ = 0;                                                           \
-			for (uint32_t i_ = 0; i_ < n_ends_; i_++)                                  \
-				n_ += step(ends_[i_]);                                             \
-			if (!n_ && !(condition))                                                   \
-				rest(ends_, n_ends_);                                              \
-		}                                                                                  \
-		(condition);                                                                       \
-	})
-
 static void connect_out(struct end *end, const struct bh_rdma_address *address)
 {
 	struct bh_rdma_fault fault = { 0 };
@@ -248,19 +194,6 @@ static bool join_ends(struct end *a, struct end *b)
 
 	connect_out(a, &b->transport->address);
 	return UNTIL(a->n_up_out > up && b->n_up_in > in, a, b);
-}
-
-static struct bh_rdma_memory registered(struct end *end, void *data, uint64_t length,
-					uint32_t access)
-{
-	struct bh_rdma_memory memory = { 0 };
-	struct bh_rdma_fault fault = { 0 };
-
-	if (ops->register_memory(end->transport, data, length, access, &memory, &fault) < 0) {
-		fprintf(stderr, "register: %s: %s\n", fault.id, fault.text);
-		abort();
-	}
-	return memory;
 }
 
 /* `data` of `end`'s own, for transfers; nothing where the transport needs nothing. */
