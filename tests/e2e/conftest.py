@@ -43,6 +43,16 @@ def stage() -> Path:
     return Path(where)
 
 
+def needs_rdma(transport: str) -> None:
+    """Skips where the rdma plugin, or that transport of it, was not built."""
+    file = stage() / "lib" / "bulkhead" / "plugins" / "rdma.so"
+    if not file.exists():
+        pytest.skip("built without the rdma plugin")
+    library, package = {"software": ("libfabric.so", "libfabric-dev"), "verbs": ("libibverbs.so", "libibverbs-dev")}[transport]
+    if library.encode() not in file.read_bytes():  # which it would be linked to
+        pytest.skip(f"the rdma plugin was built without {transport} (Debian: {package})")
+
+
 def test_plugins() -> Path:
     where = os.environ.get("BULKHEAD_TEST_PLUGINS")
     if not where:

@@ -16,7 +16,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from conftest import SLOW, stage
+from conftest import SLOW, needs_rdma, stage
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "python-api.md"
 FENCED = re.compile(r"^```python *(\w*)\n(.*?)^```$", re.M | re.S)
@@ -108,8 +108,7 @@ def test_rdma_error_codes_are_all_told_of_and_no_others():
 
 
 def test_the_rdma_example_does_what_it_says(host):
-    if not (stage() / "lib" / "bulkhead" / "plugins" / "rdma.so").exists():
-        pytest.skip("built without the rdma plugin")
+    needs_rdma("software")
     text = next(text for _, text in FENCED.findall(RDMA_DOC.read_text()))
     app = f"""
 import ast, bulkhead, bulkhead.rdma

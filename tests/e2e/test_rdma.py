@@ -40,7 +40,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SLOW, stage, until
+from conftest import SLOW, needs_rdma, stage, until
 
 if stage() and not (stage() / "lib" / "bulkhead" / "plugins" / "rdma.so").exists():
     pytest.skip("built without the rdma plugin", allow_module_level=True)
@@ -111,6 +111,7 @@ class Node:
 
 @pytest.fixture(params=["software", "verbs"])
 def transport(request) -> str:
+    needs_rdma(request.param)
     if request.param == "verbs" and not os.environ.get("RDMA_VM_DEVICE"):
         pytest.skip("no verbs device here: scripts/rdma-vm boots a VM that has one")
     return request.param
@@ -1107,6 +1108,8 @@ def test_h13_a_memory_limit_that_has_no_room_for_a_link(node, transport, tmp_pat
 ])  # fmt: skip
 def test_h13_options_that_cannot_be(host, options, says):
     """(b) Section, key, value and what is accepted; status 78; no worker was ever made."""
+    if not options.startswith("transport"):
+        needs_rdma("software")
     lines = options if options.startswith("transport") else f"transport = software\n{options}"
     h = host(f"[plugin rdma]\nlibrary = rdma\n{lines}\n", wait=None)
     assert h.wait() == 78, h.text
@@ -1116,6 +1119,7 @@ def test_h13_options_that_cannot_be(host, options, says):
 
 
 def test_auto_says_which_transport_and_why(host):
+    needs_rdma("verbs" if os.environ.get("RDMA_VM_DEVICE") else "software")
     h = host("[plugin rdma]\nlibrary = rdma\n", files={})
     plugin = next(p for p in h.get("/v1/plugins").json["plugins"] if p["label"] == "rdma")
     text = str(plugin)
