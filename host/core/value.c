@@ -14,26 +14,60 @@
 
 struct bh_buffer *bh_buffer_ref(struct bh_buffer *buffer)
 {
-	/* Relaxed: who takes a reference has one already, or a lock that orders it. */
-	uint32_t before = atomic_fetch_add_explicit(&buffer->refs, 1, memory_order_relaxed);
+	/* For the count alone relaxed would do: who takes a reference has one already, or a lock that
+	 * orders it. Sequentially consistent for those that look at `use` next (device_memory.c). */
+	uint32_t before = atomic_fetch_add(&buffer->refs, 1);
 
 	assert(before > 0); /* from 0 only bh_slot_release() leads back */
 	(void)before;
 	return buffer;
 }
 
-void bh_buffer_unref(struct bh_buffer *buffer)
+void bh_buffer_show(struct bh_buffer *buffer)
+{
+	uint32_t before = atomic_fetch_add(&buffer->refs, BH_REF_SHOWN + 1);
+
+	assert(before > 0 && !(before & BH_REF_SHOWN));
+	(void)before;
+}
+
+void bh_buffer_hide(struct bh_buffer *buffer)
+{
+	uint32_t before = atomic_fetch_sub(&buffer->refs, BH_REF_SHOWN);
+
+	assert(before > BH_REF_SHOWN);
+	(void)before;
+}
+
+bool bh_buffer_share(struct bh_buffer *buffer)
+{
+	return !(atomic_fetch_or(&buffer->use, BH_USE_SHARED) & BH_USE_REVOKED);
+}
+
+/* `what`: 1, or BH_REF_SHOWN + 1. */
+static void drop(struct bh_buffer *buffer, uint32_t what)
 {
 	/* Release for what was done with the memory, acquire by the last for what all others did.
 	 * Again: what release() has left may be the last reference in turn, perhaps with a slot that
 	 * was set meanwhile. */
 	do {
-		if (!buffer ||
-		    atomic_fetch_sub_explicit(&buffer->refs, 1, memory_order_acq_rel) != 1)
+		if (atomic_fetch_sub_explicit(&buffer->refs, what, memory_order_acq_rel) != what)
 			return;
+		what = 1;
 	} while (bh_slot_release(buffer));
 	bh_slot_free(buffer);
 	buffer->free(buffer);
+}
+
+void bh_buffer_unref(struct bh_buffer *buffer)
+{
+	if (buffer)
+		drop(buffer, 1);
+}
+
+void bh_buffer_unref_shown(struct bh_buffer *buffer)
+{
+	drop(buffer, BH_REF_SHOWN + 1);
 }
 
 bool bh_buffer_is_contiguous(const struct bh_buffer *buffer)

@@ -184,29 +184,63 @@ static bool takes_none(const struct bh_parameter *p)
 	return p->has_preset && p->preset.type == BH_TYPE_NONE;
 }
 
+static const char on_device[] = "buffer on a CUDA device"; /* to be told by its address */
+
 static bh_status refuse_argument(struct bh_task *task, const struct bh_parameter *p,
 				 const struct bh_ticket *from, const char *given)
 {
-	char accepted[48];
+	char accepted[64];
 
-	snprintf(accepted, sizeof(accepted), "%s%s%s", p->writable ? "writable " : "",
-		 bh_type_name(p->type), takes_none(p) ? " or none" : "");
+	snprintf(accepted, sizeof(accepted), "%s%s%s%s",
+		 p->marks & BH_MARK_WRITABLE ? "writable " : "", bh_type_name(p->type),
+		 given == on_device ? " of the host's memory" : "",
+		 takes_none(p) ? " or none" : "");
 	return bh_raise(bh_task_error(task), -EINVAL, "task.argument", BH_STR("parameter", p->name),
 			BH_STR("given", given), BH_STR("accepted", accepted),
 			BH_STR("from_pool", bh_pool_label(from->pool)),
 			BH_STR("from_op", from->op_name), BH_INT("from_task", from->task_id));
 }
 
+/* Why a buffer does not fit; NULL: it does. The task has a reference to it already, so that memory which
+ * has not been taken back by now stays until the task has ended (device_memory.c). */
+static const char *misfit(const struct bh_buffer *buffer, uint32_t marks)
+{
+	if (bh_buffer_is_revoked(buffer))
+		return "buffer whose memory has been freed";
+	if (buffer->info.kind == BH_BUFFER_CUDA && !(marks & BH_MARK_DEVICE))
+		return on_device;
+	if (marks & BH_MARK_WRITABLE && !(buffer->info.flags & BH_BUFFER_WRITABLE))
+		return "read-only buffer";
+	if (!(marks & BH_MARK_STRIDED) && !bh_buffer_is_contiguous(buffer))
+		return "buffer that is not C-contiguous";
+	return NULL;
+}
+
+/* The same of what is in a list, at any depth: a list takes what there is, but for device memory. */
+static const char *misfit_inside(const struct bh_value *value, uint32_t marks)
+{
+	const char *why = NULL;
+
+	if (value->type == BH_TYPE_BUFFER)
+		return misfit(value->as.buffer, (marks & BH_MARK_DEVICE) | BH_MARK_STRIDED);
+	for (uint64_t i = 0; value->type == BH_TYPE_LIST && !why && i < value->as.list.count; i++)
+		why = misfit_inside(&value->as.list.items[i], marks);
+	return why;
+}
+
+static const char *why_not(const struct bh_parameter *p, const struct bh_value *value)
+{
+	if (value->type == BH_TYPE_NONE && takes_none(p))
+		return NULL;
+	if (value->type != p->type)
+		return bh_type_name(value->type);
+	return value->type == BH_TYPE_BUFFER ? misfit(value->as.buffer, p->marks)
+					     : misfit_inside(value, p->marks);
+}
+
 static bool fits(const struct bh_parameter *p, const struct bh_value *value)
 {
-	if (value->type == BH_TYPE_NONE)
-		return takes_none(p);
-	if (value->type != p->type)
-		return false;
-	if (value->type != BH_TYPE_BUFFER)
-		return true;
-	return (!p->writable || value->as.buffer->info.flags & BH_BUFFER_WRITABLE) &&
-	       (p->strided || bh_buffer_is_contiguous(value->as.buffer));
+	return !why_not(p, value);
 }
 
 /* What would be the same value had it been given directly: numbers that the other type can hold. */
@@ -249,8 +283,8 @@ static bh_status unwrap(struct bh_task *task, const struct bh_parameter *p,
 	bh_status st = -EINVAL;
 
 	if (python)
-		st = python->unwrap(value->as.object, p->type, p->writable, p->strided,
-				    takes_none(p), &own, given, sizeof(given), bh_task_error(task));
+		st = python->unwrap(value->as.object, p->type, p->marks, takes_none(p), &own, given,
+				    sizeof(given), bh_task_error(task));
 	if (st < 0)
 		return bh_error_is_set(bh_task_error(task)) ? st
 							    : refuse_argument(task, p, from, given);
@@ -267,8 +301,10 @@ static bh_status accept_argument(void *arg, struct bh_task *task, uint32_t param
 	const struct bh_parameter *p = &op->signature.p[parameter];
 	const char *given;
 
-	if (element && !p->variadic)
-		return 0; /* a list takes what there is */
+	if (element && !p->variadic) {
+		given = misfit_inside(value, p->marks);
+		return given ? refuse_argument(task, p, from, given) : 0;
+	}
 	if (p->type == BH_TYPE_OBJECT && value->type != BH_TYPE_OBJECT && !fits(p, value))
 		return wrap(task, value);
 	widen(p, value);
@@ -276,12 +312,7 @@ static bh_status accept_argument(void *arg, struct bh_task *task, uint32_t param
 		return 0;
 	if (value->type == BH_TYPE_OBJECT)
 		return unwrap(task, p, from, value);
-	given = bh_type_name(value->type);
-	if (p->type == BH_TYPE_BUFFER && value->type == BH_TYPE_BUFFER)
-		given = bh_buffer_is_contiguous(value->as.buffer)
-				? "read-only buffer"
-				: "buffer that is not C-contiguous";
-	return refuse_argument(task, p, from, given);
+	return refuse_argument(task, p, from, why_not(p, value));
 }
 
 static bh_status backend_run(void *self, struct bh_task *task)

@@ -36,11 +36,11 @@ struct bh_python_services {
 	 * object is made by who first needs it. Thread: any. GIL: not needed. NULL without memory,
 	 * and the value is the caller's still. */
 	struct bh_object *(*wrap)(struct bh_value *value);
-	/* An object as a value of `type`, by the same rules as an argument that is given directly;
+	/* An object as a value of `type` and with enum bh_mark, by the same rules as an argument that is given directly;
 	 * None as BH_TYPE_NONE where `or_none`. Waits for the GIL, at host.argument. -EINVAL: it does
 	 * not fit, and `given` (`size` bytes) says what it is; else what `err` says. */
-	bh_status (*unwrap)(struct bh_object *object, uint32_t type, bool writable, bool strided,
-			    bool or_none, struct bh_value *ret_value, char *given, size_t size,
+	bh_status (*unwrap)(struct bh_object *object, uint32_t type, uint32_t marks, bool or_none,
+			    struct bh_value *ret_value, char *given, size_t size,
 			    struct bh_error *err);
 };
 void bh_module_set_python(const struct bh_python_services *services);

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "host/core/clock.h"
+#include "host/core/device_memory.h"
 #include "host/core/exit_hook.h"
 #include "host/core/format.h"
 #include "host/core/log.h"
@@ -461,6 +462,8 @@ static bh_status service_buffer_info(const struct bh_buffer *buffer,
 		size = sizeof(*ret_info);
 	memcpy(ret_info, &buffer->info, size); /* an older plugin has no room for more */
 	ret_info->size = size;
+	if (atomic_load(&buffer->use) & BH_USE_SHARED)
+		ret_info->flags |= BH_BUFFER_SHARED;
 	return 0;
 }
 
@@ -567,6 +570,35 @@ static void *service_buffer_slot_clear(struct bh_context *ctx, struct bh_buffer 
 		return bh_slot_clear(&ctx->slots, buffer);
 	complain(ctx, "buffer_slot_clear", "no buffer");
 	return NULL;
+}
+
+/* ---- device memory --------------------------------------------------------------------------- */
+
+static bh_status service_buffer_wrap(struct bh_context *ctx, const struct bh_buffer_info *info,
+				     void *value,
+				     void (*release)(void *value, struct bh_buffer *buffer),
+				     struct bh_buffer **ret_buffer)
+{
+	bh_status st = -EINVAL;
+
+	if (info && value && release && ret_buffer && info->size >= BUFFER_INFO_SIZE_MIN)
+		st = bh_device_memory_new(info, &ctx->slots, value, release, ret_buffer);
+	if (st == -EINVAL)
+		complain(ctx, "buffer_wrap",
+			 "it takes an address on a CUDA device, at most 8 dimensions, elements of "
+			 "whole bytes and of a code of DLPack's, a value and a release function");
+	else if (st == -ESHUTDOWN)
+		complain(ctx, "buffer_wrap", "the plugin has been closed");
+	return st;
+}
+
+static bh_status service_buffer_revoke(struct bh_context *ctx, struct bh_buffer *buffer,
+				       uint32_t held)
+{
+	if (buffer && bh_device_memory_is(buffer))
+		return bh_device_memory_revoke(&ctx->slots, buffer, held);
+	complain(ctx, "buffer_revoke", buffer ? "it takes a buffer of buffer_wrap()" : "no buffer");
+	return -EINVAL;
 }
 
 /* ---- the GIL -------------------------------------------------------------------------------- */
@@ -822,4 +854,6 @@ const struct bh_services bh_service_table = {
 	.metric_set = service_metric_set,
 	.describe = service_describe,
 	.report_health = service_report_health,
+	.buffer_wrap = service_buffer_wrap,
+	.buffer_revoke = service_buffer_revoke,
 };

@@ -203,24 +203,37 @@ static bh_status parse_name(struct scanner *s, const struct bh_signature *sig,
 	return 0;
 }
 
+/* In the order in which they stand. */
+static const struct {
+	char c;
+	uint32_t mark;
+	bool on_list;
+	const char *reason, *accepted;
+} marks[] = {
+	{ '!', BH_MARK_WRITABLE, false, "only a buffer can be written to", "buffer!" },
+	{ '~', BH_MARK_STRIDED, false, "only a buffer can be strided", "buffer~" },
+	{ '@', BH_MARK_DEVICE, true, "only a buffer, or what is in a list, can be device memory",
+	  "buffer@, list@" },
+};
+
 static bh_status parse_type(struct scanner *s, struct bh_parameter *p, struct bh_error *err)
 {
 	struct span span;
 
 	if (!skip(s, ':'))
 		return refuse(s, s->at, "a parameter without a type", "name:type", err);
-	span = take_until(s, "=!~");
+	span = take_until(s, "=!~@");
 	p->type = type_of(span);
 	if (p->type == BH_TYPE_NONE)
 		return refuse(s, span.start, "unknown type", TYPES, err);
-	p->writable = *s->at == '!';
-	if (p->writable && p->type != BH_TYPE_BUFFER)
-		return refuse(s, s->at, "only a buffer can be written to", "buffer!", err);
-	(void)skip(s, '!');
-	p->strided = *s->at == '~';
-	if (p->strided && p->type != BH_TYPE_BUFFER)
-		return refuse(s, s->at, "only a buffer can be strided", "buffer~", err);
-	(void)skip(s, '~');
+	for (size_t i = 0; i < BH_ARRAY_LEN(marks); i++) {
+		if (*s->at != marks[i].c)
+			continue;
+		if (p->type != BH_TYPE_BUFFER && !(marks[i].on_list && p->type == BH_TYPE_LIST))
+			return refuse(s, s->at, marks[i].reason, marks[i].accepted, err);
+		p->marks |= marks[i].mark;
+		s->at++;
+	}
 	return 0;
 }
 
@@ -258,8 +271,8 @@ static bh_status parse_parameter(struct scanner *s, const struct bh_signature *s
 		return st;
 	if (*s->at && !is_blank(*s->at))
 		return refuse(s, s->at, "something behind the type",
-			      "name:type, name:buffer!, name:buffer~, name:buffer!~, "
-			      "name:type=preset, *name:type",
+			      "name:type, name:type=preset, *name:type; behind buffer any of !~@ "
+			      "in this order, behind list @",
 			      err);
 	return check_order(s, start, sig, p, err);
 }

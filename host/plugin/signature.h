@@ -8,12 +8,18 @@
 
 #define BH_PARAMETERS_MAX 16
 
+/* What a parameter takes or does besides, as its text says behind the type. */
+enum bh_mark {
+	BH_MARK_WRITABLE = 1, /* buffer!: it is written to */
+	BH_MARK_STRIDED = 2,  /* buffer~: memory of any strides */
+	BH_MARK_DEVICE = 4    /* buffer@, list@: device memory too */
+};
+
 struct bh_parameter {
 	char name[32];
-	uint32_t type; /* enum bh_type */
-	bool writable; /* buffer! */
-	bool strided;  /* buffer~ */
-	bool variadic; /* *name: the rest, as one list of `type` */
+	uint32_t type;	/* enum bh_type */
+	uint32_t marks; /* enum bh_mark, or-ed */
+	bool variadic;	/* *name: the rest, as one list of `type` */
 	bool has_preset;
 	struct bh_value preset; /* owned */
 };

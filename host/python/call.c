@@ -88,6 +88,12 @@ static bh_status call_object(struct bh_task *task, bh_gil_site site, struct bh_o
 	return st;
 }
 
+static uint32_t marks_of(uint32_t flags)
+{
+	return (flags & BH_BUFFER_WRITABLE ? BH_MARK_WRITABLE : 0) |
+	       (flags & BH_BUFFER_STRIDED ? BH_MARK_STRIDED : 0);
+}
+
 /* The exception says what is wrong with "its memory"; whose, and who asked, is told by a note. */
 static void note_asked(PyObject *object, uint32_t flags)
 {
@@ -99,8 +105,7 @@ static void note_asked(PyObject *object, uint32_t flags)
 		exception, "add_note", "N",
 		PyUnicode_FromFormat("(pool %s asked this %s for its memory; accepted: %s)",
 				     bh_identity_get()->label, Py_TYPE(object)->tp_name,
-				     bh_convert_accepts(BH_TYPE_BUFFER, flags & BH_BUFFER_WRITABLE,
-							flags & BH_BUFFER_STRIDED)));
+				     bh_convert_accepts(BH_TYPE_BUFFER, marks_of(flags))));
 	if (!none)
 		PyErr_Clear(); /* it goes without */
 	Py_XDECREF(none);
@@ -114,8 +119,7 @@ static bh_status buffer_held(struct bh_task *task, struct bh_object *object, uin
 	struct bh_buffer *buffer = NULL;
 
 	if (python) {
-		buffer = bh_convert_buffer(python, flags & BH_BUFFER_WRITABLE,
-					   flags & BH_BUFFER_STRIDED);
+		buffer = bh_convert_buffer(python, marks_of(flags));
 		if (!buffer)
 			note_asked(python, flags);
 	}
@@ -138,9 +142,8 @@ static bh_status object_buffer(struct bh_task *task, bh_gil_site site, struct bh
 	return st;
 }
 
-static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, bool strided,
-			bool or_none, struct bh_value *ret_value, char *given, size_t size,
-			struct bh_error *err)
+static bh_status unwrap(struct bh_object *object, uint32_t type, uint32_t marks, bool or_none,
+			struct bh_value *ret_value, char *given, size_t size, struct bh_error *err)
 {
 	struct bh_gil_scope scope;
 	PyObject *python;
@@ -149,8 +152,7 @@ static bh_status unwrap(struct bh_object *object, uint32_t type, bool writable, 
 	if (st < 0)
 		return st;
 	python = bh_pyobject_get(object);
-	st = python ? bh_convert_one(python, type, writable, strided, or_none, ret_value, given,
-				     size)
+	st = python ? bh_convert_one(python, type, marks, or_none, ret_value, given, size)
 		    : -EINVAL;
 	PyErr_Clear(); /* what does not fit is told by `given` */
 	bh_gil_leave(&scope);

@@ -36,12 +36,39 @@ struct place {
 	const char *pool, *op, *parameter;
 	const struct route *route; /* NULL: the parameter itself */
 	uint32_t type;		   /* what the signature says */
-	bool writable, strided;
+	uint32_t marks;		   /* enum bh_mark, of the parameter's */
 };
 
 /* ---- errors ---------------------------------------------------------------------------------- */
 
-const char *bh_convert_accepts(uint32_t type, bool writable, bool strided)
+static const char *accepts_buffer(uint32_t marks)
+{
+	static const char *const texts[] = {
+		"a C-contiguous buffer (a bulkhead.Buffer, a numpy array, a PyTorch tensor of the "
+		"CPU's, bytes, array.array)",
+		"a writable, C-contiguous buffer (a bulkhead.Buffer, a numpy array, a PyTorch "
+		"tensor of the CPU's, a bytearray)",
+		"a buffer, strided or not (a bulkhead.Buffer, a numpy array, a PyTorch tensor of "
+		"the CPU's, bytes, array.array)",
+		"a writable buffer, strided or not (a bulkhead.Buffer, a numpy array, a PyTorch "
+		"tensor of the CPU's, a bytearray)",
+		"a C-contiguous buffer, of a device's memory (a bulkhead.Buffer) or of the host's "
+		"(that, a numpy array, a PyTorch tensor of the CPU's, bytes, array.array)",
+		"a writable, C-contiguous buffer, of a device's memory (a bulkhead.Buffer) or of "
+		"the host's (that, a numpy array, a PyTorch tensor of the CPU's, a bytearray)",
+		"a buffer, strided or not, of a device's memory (a bulkhead.Buffer) or of the "
+		"host's (that, a numpy array, a PyTorch tensor of the CPU's, bytes, array.array)",
+		"a writable buffer, strided or not, of a device's memory (a bulkhead.Buffer) or of "
+		"the host's (that, a numpy array, a PyTorch tensor of the CPU's, a bytearray)",
+	};
+
+	static_assert(BH_MARK_WRITABLE == 1 && BH_MARK_STRIDED == 2 && BH_MARK_DEVICE == 4,
+		      "the marks are the texts' numbers");
+	assert(marks < BH_ARRAY_LEN(texts));
+	return texts[marks];
+}
+
+const char *bh_convert_accepts(uint32_t type, uint32_t marks)
 {
 	switch ((enum bh_type)type) {
 	case BH_TYPE_NONE:
@@ -57,18 +84,7 @@ const char *bh_convert_accepts(uint32_t type, bool writable, bool strided)
 	case BH_TYPE_BYTES:
 		return "bytes, bytearray or memoryview";
 	case BH_TYPE_BUFFER:
-		if (strided && writable)
-			return "a writable buffer, strided or not (a bulkhead.Buffer, a numpy "
-			       "array, a PyTorch tensor of the CPU's, a bytearray)";
-		if (strided)
-			return "a buffer, strided or not (a bulkhead.Buffer, a numpy array, a "
-			       "PyTorch tensor of the CPU's, bytes, array.array)";
-		if (writable)
-			return "a writable, C-contiguous buffer (a bulkhead.Buffer, a numpy array, "
-			       "a "
-			       "PyTorch tensor of the CPU's, a bytearray)";
-		return "a C-contiguous buffer (a bulkhead.Buffer, a numpy array, a PyTorch tensor "
-		       "of the CPU's, bytes, array.array)";
+		return accepts_buffer(marks);
 	case BH_TYPE_LIST:
 		return "list or tuple";
 	case BH_TYPE_HANDLE:
@@ -135,11 +151,13 @@ static bool is_only_strided(const struct place *place, PyObject *object)
 	Py_buffer view;
 	bool only;
 
-	if (place->type != BH_TYPE_BUFFER || place->strided || !PyObject_CheckBuffer(object))
+	if (place->type != BH_TYPE_BUFFER || place->marks & BH_MARK_STRIDED ||
+	    !PyObject_CheckBuffer(object))
 		return false;
 	cause = bh_pyerror_take(); /* an exporter is not called with an exception raised */
-	only = PyObject_GetBuffer(object, &view,
-				  PyBUF_STRIDES | (place->writable ? PyBUF_WRITABLE : 0)) == 0;
+	only = PyObject_GetBuffer(
+		       object, &view,
+		       PyBUF_STRIDES | (place->marks & BH_MARK_WRITABLE ? PyBUF_WRITABLE : 0)) == 0;
 	if (only) {
 		only = !PyBuffer_IsContiguous(&view, 'C');
 		PyBuffer_Release(&view);
@@ -155,8 +173,8 @@ static bool is_only_strided(const struct place *place, PyObject *object)
 static const char *accepted_by(const struct place *place, PyObject *object)
 {
 	if (!is_only_strided(place, object))
-		return bh_convert_accepts(place->type, place->writable, place->strided);
-	return place->writable
+		return bh_convert_accepts(place->type, place->marks);
+	return place->marks & BH_MARK_WRITABLE
 		       ? "C-contiguous memory, which this is not: give the op x.copy(), then copy "
 			 "what it wrote back into x"
 		       : "C-contiguous memory, which this is not: give the op "
@@ -172,7 +190,7 @@ static int refuse_value(const struct place *place, PyObject *object)
 		return -1;
 	if (place->route && place->route->n_inner > 0) {
 		refuse(place, place->route->given,
-		       bh_convert_accepts(place->route->type, false, false));
+		       bh_convert_accepts(place->route->type, place->marks & BH_MARK_DEVICE));
 		return -1;
 	}
 	accepted = accepted_by(place, object);
@@ -360,24 +378,37 @@ static int from_bytes(PyObject *object, struct bh_value *ret)
 }
 
 /* The memory of a bulkhead.Buffer, which Python is not asked about. */
-static struct bh_buffer *take_own(struct bh_buffer *buffer, bool writable)
+static struct bh_buffer *take_own(struct bh_buffer *buffer, uint32_t marks)
 {
-	if (!writable || buffer->info.flags & BH_BUFFER_WRITABLE)
-		return bh_buffer_ref(buffer);
-	PyErr_SetString(PyExc_BufferError,
+	const struct bh_buffer_info *info = &buffer->info;
+
+	bh_buffer_ref(buffer); /* before the look at whether it was taken back */
+	if (bh_buffer_is_revoked(buffer))
+		PyErr_SetString(PyExc_BufferError, BH_PYMEMORY_FREED);
+	else if (info->kind == BH_BUFFER_CUDA && !(marks & BH_MARK_DEVICE))
+		PyErr_Format(PyExc_BufferError, BH_PYMEMORY_ON_DEVICE, (int)info->device);
+	else if (marks & BH_MARK_WRITABLE && !(info->flags & BH_BUFFER_WRITABLE))
+		PyErr_SetString(
+			PyExc_BufferError,
 			"it is read-only and the op writes to it; pass a Buffer that is not");
+	else if (!(marks & BH_MARK_STRIDED) && !bh_buffer_is_contiguous(buffer))
+		PyErr_SetString(PyExc_BufferError, "its memory is not C-contiguous");
+	else
+		return buffer;
+	bh_buffer_unref(buffer);
 	return NULL;
 }
 
 /* The buffer protocol first, as it can say that memory is read-only and needs no Python code; what it
  * cannot express may come through DLPack. When both refuse, the first one's reason is told. */
-static struct bh_buffer *take_buffer(PyObject *object, bool writable, bool strided)
+static struct bh_buffer *take_buffer(PyObject *object, uint32_t marks)
 {
+	bool writable = marks & BH_MARK_WRITABLE, strided = marks & BH_MARK_STRIDED;
 	struct bh_buffer *own = bh_pymemory_get(object), *buffer;
 	PyObject *refusal;
 
 	if (own)
-		return take_own(own, writable);
+		return take_own(own, marks);
 	if (!PyObject_CheckBuffer(object))
 		return bh_pydlpack_new(object, writable, strided, false);
 	buffer = bh_pybuffer_new(object, writable, strided);
@@ -395,13 +426,22 @@ static struct bh_buffer *take_buffer(PyObject *object, bool writable, bool strid
 	return NULL;
 }
 
-static int from_buffer(PyObject *object, bool writable, bool strided, struct bh_value *ret)
+/* Its type has __cuda_array_interface__. Raises nothing, and clears what is raised. */
+static bool is_cuda_array(PyObject *object)
+{
+	return PyObject_HasAttrString((PyObject *)Py_TYPE(object), "__cuda_array_interface__");
+}
+
+static int from_buffer(PyObject *object, uint32_t marks, struct bh_value *ret)
 {
 	struct bh_buffer *buffer;
 
-	if (!PyObject_CheckBuffer(object) && !bh_pydlpack_offers(object))
+	if (!PyObject_CheckBuffer(object) && !bh_pydlpack_offers(object)) {
+		if (is_cuda_array(object))
+			PyErr_SetString(PyExc_BufferError, BH_PYDLPACK_IMPORT_FIRST);
 		return -1;
-	buffer = take_buffer(object, writable, strided);
+	}
+	buffer = take_buffer(object, marks);
 	if (!buffer)
 		return -1;
 	ret->type = BH_TYPE_BUFFER;
@@ -442,10 +482,11 @@ static uint32_t natural_type(PyObject *object)
 									  : BH_TYPE_OBJECT;
 }
 
-static int from_list(PyObject *object, unsigned depth, struct route *route, struct bh_value *ret);
+static int from_list(PyObject *object, uint32_t marks, unsigned depth, struct route *route,
+		     struct bh_value *ret);
 
 /* `route`: gets the way to what does not fit. */
-static int from_python(PyObject *object, uint32_t type, bool writable, bool strided, unsigned depth,
+static int from_python(PyObject *object, uint32_t type, uint32_t marks, unsigned depth,
 		       struct route *route, struct bh_value *ret)
 {
 	switch ((enum bh_type)type) {
@@ -463,9 +504,9 @@ static int from_python(PyObject *object, uint32_t type, bool writable, bool stri
 	case BH_TYPE_BYTES:
 		return from_bytes(object, ret);
 	case BH_TYPE_BUFFER:
-		return from_buffer(object, writable, strided, ret);
+		return from_buffer(object, marks, ret);
 	case BH_TYPE_LIST:
-		return from_list(object, depth, route, ret);
+		return from_list(object, marks, depth, route, ret);
 	case BH_TYPE_HANDLE:
 		return from_handle(object, ret);
 	case BH_TYPE_OBJECT:
@@ -496,7 +537,9 @@ static void add_step(struct route *route, Py_ssize_t index, PyObject *element, u
 	route->inner[route->n_inner++] = index; /* LIST_DEPTH_MAX lists at most */
 }
 
-static int from_list(PyObject *object, unsigned depth, struct route *route, struct bh_value *ret)
+/* Of the marks the device's is for what is in the list as well. */
+static int from_list(PyObject *object, uint32_t marks, unsigned depth, struct route *route,
+		     struct bh_value *ret)
 {
 	PyObject *elements;
 	struct bh_value list = { .type = BH_TYPE_NONE }, *items;
@@ -513,7 +556,8 @@ static int from_list(PyObject *object, unsigned depth, struct route *route, stru
 		PyObject *element = PyTuple_GET_ITEM(elements, i);
 		uint32_t type = natural_type(element);
 
-		if (from_python(element, type, false, false, depth + 1, route, &items[i]) < 0) {
+		if (from_python(element, type, marks & BH_MARK_DEVICE, depth + 1, route,
+				&items[i]) < 0) {
 			add_step(route, i, element, type);
 			bh_value_clear(&list);
 			items = NULL;
@@ -541,8 +585,7 @@ static struct place place_of(const struct binding *b, const struct bh_parameter 
 			       .parameter = p->name,
 			       .route = b->route,
 			       .type = p->type,
-			       .writable = p->writable,
-			       .strided = p->strided };
+			       .marks = p->marks };
 }
 
 static int bind_plain(const struct binding *b, const struct bh_parameter *p, PyObject *object,
@@ -552,7 +595,7 @@ static int bind_plain(const struct binding *b, const struct bh_parameter *p, PyO
 
 	if (object == Py_None && p->has_preset && p->preset.type == BH_TYPE_NONE)
 		return 0; /* `=none`: None says the same as leaving it out */
-	return from_python(object, p->type, p->writable, p->strided, 0, b->route, ret) == 0
+	return from_python(object, p->type, p->marks, 0, b->route, ret) == 0
 		       ? 0
 		       : refuse_value(&place, object);
 }
@@ -571,7 +614,8 @@ static int bind_element(const struct binding *b, const struct bh_parameter *p, P
 		return result < 0 ? -1 : 0;
 	if (seen)
 		object = seen;
-	result = from_python(object, natural_type(object), false, false, 1, b->route, ret);
+	result = from_python(object, natural_type(object), p->marks & BH_MARK_DEVICE, 1, b->route,
+			     ret);
 	if (result < 0)
 		refuse_value(&place, object);
 	Py_XDECREF(seen);
@@ -641,7 +685,7 @@ static int bind_preset(const struct binding *b, const struct bh_parameter *p, st
 	const struct place place = place_of(b, p);
 
 	if (!p->has_preset) {
-		refuse(&place, "nothing", bh_convert_accepts(p->type, p->writable, p->strided));
+		refuse(&place, "nothing", bh_convert_accepts(p->type, p->marks));
 		return -1;
 	}
 	if (bh_value_copy(&p->preset, ret) < 0) {
@@ -769,14 +813,14 @@ struct bh_args *bh_convert_args(const char *pool, const struct bh_module_op *op,
 	return bh_steal(&bound);
 }
 
-bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool strided, bool or_none,
+bh_status bh_convert_one(PyObject *object, uint32_t type, uint32_t marks, bool or_none,
 			 struct bh_value *ret_value, char *given, size_t size)
 {
 	struct bh_value value = { .type = BH_TYPE_NONE };
 	struct route route = { .n_outer = 0 };
 
 	if ((object == Py_None && or_none) ||
-	    from_python(object, type, writable, strided, 0, &route, &value) == 0) {
+	    from_python(object, type, marks, 0, &route, &value) == 0) {
 		*ret_value = value;
 		return 0;
 	}
@@ -793,13 +837,16 @@ bh_status bh_convert_one(PyObject *object, uint32_t type, bool writable, bool st
 	return -EINVAL;
 }
 
-struct bh_buffer *bh_convert_buffer(PyObject *object, bool writable, bool strided)
+struct bh_buffer *bh_convert_buffer(PyObject *object, uint32_t marks)
 {
 	if (PyObject_CheckBuffer(object) || bh_pydlpack_offers(object))
-		return take_buffer(object, writable, strided);
-	PyErr_Format(PyExc_TypeError, "%s has no memory to give; accepted is %s",
-		     object == Py_None ? "None" : Py_TYPE(object)->tp_name,
-		     bh_convert_accepts(BH_TYPE_BUFFER, writable, strided));
+		return take_buffer(object, marks);
+	if (is_cuda_array(object))
+		PyErr_SetString(PyExc_BufferError, BH_PYDLPACK_IMPORT_FIRST);
+	else
+		PyErr_Format(PyExc_TypeError, "%s has no memory to give; accepted is %s",
+			     object == Py_None ? "None" : Py_TYPE(object)->tp_name,
+			     bh_convert_accepts(BH_TYPE_BUFFER, marks));
 	return NULL;
 }
 

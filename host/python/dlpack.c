@@ -123,10 +123,14 @@ bool bh_pydlpack_offers(PyObject *object)
 
 static int refuse_device(long device, long id)
 {
-	PyErr_Format(PyExc_BufferError,
-		     "its memory is on the DLPack device (%ld, %ld), and ops take memory of the "
-		     "CPU's; copy it there first, with tensor.cpu()",
-		     device, id);
+	if (device == BH_DL_CUDA || device == BH_DL_CUDA_MANAGED)
+		PyErr_SetString(PyExc_BufferError, BH_PYDLPACK_IMPORT_FIRST);
+	else
+		PyErr_Format(
+			PyExc_BufferError,
+			"its memory is on the DLPack device (%ld, %ld), and ops take memory of the "
+			"CPU's; copy it there first, with tensor.cpu()",
+			device, id);
 	return -1;
 }
 

@@ -19,7 +19,14 @@ enum bh_dl_code {
 	BH_DL_COMPLEX = 5,
 	BH_DL_BOOL = 6
 };
-enum bh_dl_device { BH_DL_CPU = 1, BH_DL_CUDA_HOST = 3 };
+enum bh_dl_device { BH_DL_CPU = 1, BH_DL_CUDA = 2, BH_DL_CUDA_HOST = 3, BH_DL_CUDA_MANAGED = 13 };
+
+/* What is said, with BufferError, of another library's memory that ops do not take as it is. */
+#define BH_PYDLPACK_IMPORT_FIRST                                                                   \
+	"its memory is on a CUDA device; for an op that takes such make it a Buffer first, with "  \
+	"await "                                                                                   \
+	"bulkhead.cuda.pool(\"cuda\").import_(x); for any other copy it to the CPU, as "           \
+	"tensor.cpu() does"
 
 /* Whether its type has __dlpack__ and __dlpack_device__. Raises nothing, and clears what is raised. */
 bool bh_pydlpack_offers(PyObject *object);

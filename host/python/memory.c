@@ -140,15 +140,14 @@ static void describe(struct pymemory *self)
 		snprintf(self->format, sizeof(self->format), "%ds", info->dtype_bits / 8);
 }
 
-/* Takes the reference, also on failure. */
+/* Takes a reference of its own. */
 static PyObject *show(PyTypeObject *type, struct bh_buffer *buffer)
 {
 	struct pymemory *self = (struct pymemory *)type->tp_alloc(type, 0);
 
-	if (!self) {
-		bh_buffer_unref(buffer);
+	if (!self)
 		return NULL;
-	}
+	bh_buffer_show(buffer);
 	self->buffer = buffer;
 	describe(self);
 	buffer->python = self;
@@ -159,7 +158,7 @@ PyObject *bh_pymemory_of(struct bh_buffer *buffer)
 {
 	if (buffer->python)
 		return Py_NewRef(buffer->python);
-	return show(bh_python_state()->memory_type, bh_buffer_ref(buffer));
+	return show(bh_python_state()->memory_type, buffer);
 }
 
 struct bh_buffer *bh_pymemory_get(PyObject *object)
@@ -235,6 +234,7 @@ static PyObject *memory_allocate(PyObject *type, PyObject *args, PyObject *kwarg
 	Py_ssize_t alignment = 64;
 	const struct element *element = &elements[0];
 	struct bh_buffer *buffer;
+	PyObject *made;
 	bh_status st;
 
 	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|On:allocate", names, &shape, &dtype,
@@ -251,7 +251,9 @@ static PyObject *memory_allocate(PyObject *type, PyObject *args, PyObject *kwarg
 		return PyErr_Format(PyExc_MemoryError, "no memory for shape %R of %s", shape,
 				    element->name);
 	buffer->element = element->code;
-	return show((PyTypeObject *)type, buffer);
+	made = show((PyTypeObject *)type, buffer);
+	bh_buffer_unref(buffer);
+	return made;
 }
 
 static void memory_dealloc(PyObject *object)
@@ -259,12 +261,17 @@ static void memory_dealloc(PyObject *object)
 	struct pymemory *self = (struct pymemory *)object;
 	PyTypeObject *type = Py_TYPE(object);
 
-	/* First: what a weak reference's callback runs may ask for the buffer's object. */
-	if (self->buffer && self->buffer->python == self)
-		self->buffer->python = NULL;
-	if (self->weakrefs)
+	assert(self->buffer->python == self); /* it has one such object at a time */
+	self->buffer->python = NULL;
+	if (self->weakrefs) {
+		/* First: what a callback runs may ask for the buffer's object, and then gets a
+		 * new one. */
+		bh_buffer_hide(self->buffer);
 		PyObject_ClearWeakRefs(object);
-	bh_buffer_unref(self->buffer);
+		bh_buffer_unref(self->buffer);
+	} else {
+		bh_buffer_unref_shown(self->buffer);
+	}
 	type->tp_free(object);
 	Py_DECREF(type);
 }

@@ -9,6 +9,13 @@
 
 #include "host/core/value.h"
 
+/* What is said, with BufferError, of memory that cannot be had; the second takes the device as an int. */
+#define BH_PYMEMORY_FREED "its memory has been freed; make a new Buffer"
+#define BH_PYMEMORY_ON_DEVICE                                                                      \
+	"its memory is on the device cuda:%d, where the host cannot read it; copy it first: "      \
+	"await "                                                                                   \
+	"bulkhead.cuda.pool(\"cuda\").to_host(x)"
+
 /* Adds the type to the module. */
 int bh_pymemory_init(PyObject *module);
 /* The Python object of a buffer: the one that it came from, the bulkhead.Buffer that shows it, or a

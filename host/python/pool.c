@@ -22,9 +22,9 @@ static PyObject *describe_parameter(const struct bh_parameter *p)
 	if (!preset)
 		return NULL;
 	return Py_BuildValue("(sssNNNN)", p->name, bh_type_name(p->type),
-			     bh_convert_accepts(p->type, p->writable, p->strided),
-			     PyBool_FromLong(p->writable), PyBool_FromLong(p->variadic),
-			     PyBool_FromLong(p->has_preset), preset);
+			     bh_convert_accepts(p->type, p->marks),
+			     PyBool_FromLong(p->marks & BH_MARK_WRITABLE),
+			     PyBool_FromLong(p->variadic), PyBool_FromLong(p->has_preset), preset);
 }
 
 /* (name, doc, result type, [parameters]) */

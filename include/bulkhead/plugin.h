@@ -185,9 +185,10 @@ struct bh_option {
  * buffer list handle object. `buffer!` is written to. `buffer~` takes strided memory too, see the
  * strides of bh_buffer_info. Without `~` the host refuses memory that is not C-contiguous. `buffer@`
  * takes device memory too (BH_BUFFER_CUDA): without `@` the host refuses it, so that nobody reads it
- * through a host pointer by mistake. The marks stand in this order: `buffer!~@`. `=literal` gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any
- * type, which the op then sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list. At most 16; those with
- * a preset come last. Names are [a-z][a-z0-9_]*, no keyword of Python, nor timeout, lane or wait,
+ * through a host pointer by mistake. The marks stand in this order: `buffer!~@`. `list@`: the list may have
+ * device memory in it. `=literal` gives a preset to a bool, int, float or str (`n:int=0`), `=none` to any
+ * type, which the op then sees as BH_TYPE_NONE. A last `*name:type` takes what is left, as one list. At most
+ * 16; those with a preset come last. Names are [a-z][a-z0-9_]*, no keyword of Python, nor timeout, lane or wait,
  * which every op takes from its caller. `ret`: a type, or NULL for none. The host checks every
  * argument against this before the plugin sees it. */
 struct bh_op {
@@ -405,7 +406,8 @@ struct bh_services {
 
 	/* A buffer over device memory that the plugin has allocated: `info` with size, kind
 	 * (BH_BUFFER_CUDA), flags, data, device, n_dims, shape, dtype_code and dtype_bits; its other
-	 * fields are not read. It is C-contiguous. It is made with the plugin's slot set to `value`, and
+	 * fields are not read. It is C-contiguous. `dtype_code` may also be DLPack's 4 (bfloat), 5 (complex)
+	 * or 6 (bool), which Python sees and buffer_info() tells as BH_DTYPE_OPAQUE. It is made with the plugin's slot set to `value`, and
 	 * goes as a buffer with a slot goes: release() is called with the last reference, frees the
 	 * memory some time later, and then drops that reference. 0: the reference is the caller's.
 	 * -EINVAL (logged), -ENOMEM, -ESHUTDOWN as buffer_alloc() and buffer_slot_set(). Thread: any. */

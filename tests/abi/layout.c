@@ -42,6 +42,7 @@ AT(bh_buffer_info, data, 16);
 AT(bh_buffer_info, length, 24);
 AT(bh_buffer_info, dtype_code, 32);
 AT(bh_buffer_info, dtype_bits, 33);
+AT(bh_buffer_info, device, 36);
 AT(bh_buffer_info, shape, 40);
 AT(bh_buffer_info, strides, 104);
 
@@ -104,6 +105,14 @@ AT(bh_services, metric_add, 240);
 AT(bh_services, metric_set, 248);
 AT(bh_services, describe, 256);
 AT(bh_services, report_health, 264);
+AT(bh_services, buffer_wrap, 272);
+AT(bh_services, buffer_revoke, 280);
+AT(bh_services, object_cuda_buffer, 288);
+
+AT_LEAST(bh_cuda_use, 24);
+AT(bh_cuda_use, device, 4);
+AT(bh_cuda_use, stream, 8);
+AT(bh_cuda_use, after, 16);
 
 AT_LEAST(bh_plugin, 120);
 AT(bh_plugin, size, 4);

@@ -890,6 +890,7 @@ static void plg3_services_take_nothing_on_trust(void)
 	struct bh_buffer_info wanted = { .size = sizeof(wanted),
 					 .kind = BH_BUFFER_HOST,
 					 .dtype_bits = 8 };
+	struct bh_buffer_info told = { .size = sizeof(told) };
 	struct bh_buffer buffer = { .refs = 1 }, *made = NULL;
 	struct bh_ticket ticket;
 	struct bh_value out;
@@ -925,6 +926,25 @@ static void plg3_services_take_nothing_on_trust(void)
 	CU_ASSERT_PTR_NULL(host->buffer_slot_get(ctx, NULL));
 	CU_ASSERT_PTR_NULL(host->buffer_slot_clear(ctx, NULL));
 	CU_ASSERT_PTR_NULL(host->buffer_slot_get(ctx, made));
+	CU_ASSERT_EQUAL(host->buffer_wrap(ctx, &wanted, ctx, never_called, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_wrap(ctx, NULL, ctx, never_called, &made), -EINVAL);
+	wanted.kind = BH_BUFFER_CUDA;
+	CU_ASSERT_EQUAL(host->buffer_wrap(ctx, &wanted, NULL, never_called, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_wrap(ctx, &wanted, ctx, NULL, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_wrap(ctx, &wanted, ctx, never_called, NULL), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_wrap(ctx, &small, ctx, never_called, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_revoke(ctx, NULL, 0), -EINVAL);
+	CU_ASSERT_EQUAL(host->buffer_revoke(ctx, made, 1), -EINVAL); /* of buffer_alloc() */
+	host->buffer_unref(made);
+	CU_ASSERT_EQUAL_FATAL(host->buffer_wrap(ctx, &wanted, ctx, never_called, &made), 0);
+	CU_ASSERT_EQUAL(host->buffer_info(made, &told), 0);
+	CU_ASSERT(told.kind == BH_BUFFER_CUDA && told.data == ctx && told.flags == 0);
+	CU_ASSERT_TRUE(bh_buffer_share(made));
+	told.size = sizeof(told);
+	CU_ASSERT_EQUAL(host->buffer_info(made, &told), 0);
+	CU_ASSERT_EQUAL(told.flags, BH_BUFFER_SHARED);
+	CU_ASSERT_EQUAL(host->buffer_revoke(ctx, made, 1), -EBUSY);
+	CU_ASSERT_EQUAL(host->buffer_revoke(ctx, made, 1), -ENOENT);
 	host->buffer_unref(made);
 	CU_ASSERT_EQUAL(host->fail(ctx, 0, NULL, facts, 3), -EPROTO); /* a failure that is none */
 	host->log(ctx, 99, NULL, facts, 3);

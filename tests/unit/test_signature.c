@@ -43,7 +43,7 @@ static void plg3_every_type(void)
 		CU_ASSERT_EQUAL(sig.n, 1);
 		CU_ASSERT_EQUAL(sig.p[0].type, BH_TYPE_BOOL + i);
 		CU_ASSERT_EQUAL(sig.ret, BH_TYPE_BOOL + i);
-		CU_ASSERT(!sig.p[0].has_preset && !sig.p[0].variadic && !sig.p[0].writable);
+		CU_ASSERT(!sig.p[0].has_preset && !sig.p[0].variadic && sig.p[0].marks == 0);
 		bh_signature_fini(&sig);
 	}
 }
@@ -57,7 +57,7 @@ static void plg3_a_whole_line(void)
 
 	CU_ASSERT_EQUAL_FATAL(sig.n, 8);
 	CU_ASSERT_STRING_EQUAL(sig.p[0].name, "dst");
-	CU_ASSERT(sig.p[0].writable && !sig.p[1].writable);
+	CU_ASSERT(sig.p[0].marks == BH_MARK_WRITABLE && sig.p[1].marks == 0);
 	CU_ASSERT(!sig.p[1].has_preset && sig.p[2].has_preset);
 	CU_ASSERT_EQUAL(sig.p[2].preset.as.integer, 0);
 	CU_ASSERT_EQUAL(sig.p[3].preset.as.real, -1500.0);
@@ -79,11 +79,29 @@ static void plg3_strided(void)
 		parse("a:buffer~ b:buffer!~ c:buffer! d:buffer~=none *e:buffer!~", "buffer");
 
 	CU_ASSERT_EQUAL_FATAL(sig.n, 5);
-	CU_ASSERT(sig.p[0].strided && !sig.p[0].writable);
-	CU_ASSERT(sig.p[1].strided && sig.p[1].writable);
-	CU_ASSERT(!sig.p[2].strided && sig.p[2].writable);
-	CU_ASSERT(sig.p[3].strided && sig.p[3].has_preset);
-	CU_ASSERT(sig.p[4].strided && sig.p[4].writable && sig.p[4].variadic);
+	CU_ASSERT_EQUAL(sig.p[0].marks, BH_MARK_STRIDED);
+	CU_ASSERT_EQUAL(sig.p[1].marks, BH_MARK_STRIDED | BH_MARK_WRITABLE);
+	CU_ASSERT_EQUAL(sig.p[2].marks, BH_MARK_WRITABLE);
+	CU_ASSERT(sig.p[3].marks == BH_MARK_STRIDED && sig.p[3].has_preset);
+	CU_ASSERT(sig.p[4].marks == (BH_MARK_STRIDED | BH_MARK_WRITABLE) && sig.p[4].variadic);
+	bh_signature_fini(&sig);
+}
+
+static void plg3_device_memory(void)
+{
+	struct bh_signature sig = parse("a:buffer@ b:buffer!@ c:buffer~@ d:buffer!~@ e:list@ "
+					"f:buffer@=none *g:buffer!~@",
+					NULL);
+	const uint32_t w = BH_MARK_WRITABLE, s = BH_MARK_STRIDED, d = BH_MARK_DEVICE;
+
+	CU_ASSERT_EQUAL_FATAL(sig.n, 7);
+	CU_ASSERT_EQUAL(sig.p[0].marks, d);
+	CU_ASSERT_EQUAL(sig.p[1].marks, w | d);
+	CU_ASSERT_EQUAL(sig.p[2].marks, s | d);
+	CU_ASSERT_EQUAL(sig.p[3].marks, w | s | d);
+	CU_ASSERT(sig.p[4].type == BH_TYPE_LIST && sig.p[4].marks == d);
+	CU_ASSERT(sig.p[5].marks == d && sig.p[5].has_preset);
+	CU_ASSERT(sig.p[6].marks == (w | s | d) && sig.p[6].variadic);
 	bh_signature_fini(&sig);
 }
 
@@ -99,7 +117,7 @@ static void plg3_extreme_presets(void)
 	CU_ASSERT_EQUAL(sig.p[2].preset.type, BH_TYPE_STR);
 	CU_ASSERT_EQUAL(sig.p[2].preset.as.text.length, 0);
 	CU_ASSERT_EQUAL(sig.p[3].preset.type, BH_TYPE_NONE);
-	CU_ASSERT(sig.p[4].writable && sig.p[4].variadic);
+	CU_ASSERT(sig.p[4].marks == BH_MARK_WRITABLE && sig.p[4].variadic);
 	bh_signature_fini(&sig);
 }
 
@@ -126,6 +144,13 @@ static void plg3_refusals(void)
 		{ "x:buffer!!", NULL, "args", "9" },
 		{ "x:buffer~!", NULL, "args", "9" },
 		{ "x:buffer~~", NULL, "args", "9" },
+		{ "x:buffer@!", NULL, "args", "9" },
+		{ "x:buffer@~", NULL, "args", "9" },
+		{ "x:buffer@@", NULL, "args", "9" },
+		{ "x:int@", NULL, "args", "5" },
+		{ "x:object@", NULL, "args", "8" },
+		{ "x:list!@", NULL, "args", "6" },
+		{ "x:int", "buffer@", "ret", "0" },
 		{ "x:int~", NULL, "args", "5" },
 		{ "x:list~", NULL, "args", "6" },
 		{ "x~:buffer", NULL, "args", "0" },
@@ -209,6 +234,7 @@ static const struct bh_test tests[] = {
 	{ "PLG-3: every type, as argument and as result", plg3_every_type },
 	{ "PLG-3: writable, presets and a variadic one in a line", plg3_a_whole_line },
 	{ "PLG-3: strided buffers, read and written", plg3_strided },
+	{ "PLG-3: device memory, in buffers and lists", plg3_device_memory },
 	{ "PLG-3: presets at the ends of their range", plg3_extreme_presets },
 	{ "PLG-3: a bad signature is refused at its byte, with what is accepted", plg3_refusals },
 	{ "PLG-3: sixteen parameters fit", plg3_sixteen_are_enough },
