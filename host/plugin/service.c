@@ -4,7 +4,8 @@
  * What a plugin passes in is checked as far as it can be: a wrong site, type, name or thread gets
  * an error and a log line that names the plugin, never a crash of the host.
  *
- * Thread: any. GIL: held or not, but not in run_gil, call_object and object_buffer, which take it.
+ * Thread: any. GIL: held or not, but not in run_gil, call_object, object_buffer and
+ *         object_cuda_buffer, which take it.
  * Blocks: those until they have the GIL; the others no, post least of all (GIL-7). */
 #include "config.h"
 
@@ -725,6 +726,30 @@ static bh_status service_object_buffer(struct bh_task *task, uint32_t site,
 	return python->object_buffer(task, run->context->sites[site], object, flags, ret_buffer);
 }
 
+static bh_status service_object_cuda_buffer(struct bh_task *task, uint32_t site,
+					    struct bh_object *object, uint32_t flags,
+					    struct bh_cuda_use *use, struct bh_buffer **ret_buffer)
+{
+	const struct bh_python_services *python = bh_service_python();
+	struct bh_service_run *run = find_run(task);
+	const char *reason = refuse_entry(run, site);
+
+	if (!reason && (!object || !use || !ret_buffer))
+		reason = "no object, no use, or nowhere to put the buffer";
+	if (!reason && (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED)))
+		reason = "flags are BH_BUFFER_WRITABLE and BH_BUFFER_STRIDED";
+	if (!reason && (use->size < sizeof(*use) || use->device < -1 || use->stream == 0))
+		reason = "a use has its size, a device or -1, and a stream that is not 0";
+	if (reason) {
+		complain_task(run, "object_cuda_buffer", reason);
+		return -EINVAL;
+	}
+	if (!python) /* a host without an interpreter: the object cannot have come from us */
+		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
+	return python->object_cuda_buffer(task, run->context->sites[site], object, flags, use,
+					  ret_buffer);
+}
+
 static void service_report_failed(struct bh_context *ctx, bh_status status, const char *id,
 				  const struct bh_fact *facts, uint32_t n_facts)
 {
@@ -856,4 +881,5 @@ const struct bh_services bh_service_table = {
 	.report_health = service_report_health,
 	.buffer_wrap = service_buffer_wrap,
 	.buffer_revoke = service_buffer_revoke,
+	.object_cuda_buffer = service_object_cuda_buffer,
 };

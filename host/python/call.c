@@ -13,6 +13,7 @@
 
 #include "host/core/identity.h"
 #include "host/python/convert.h"
+#include "host/python/cuda_array.h"
 #include "host/python/error.h"
 #include "host/python/object.h"
 
@@ -95,7 +96,7 @@ static uint32_t marks_of(uint32_t flags)
 }
 
 /* The exception says what is wrong with "its memory"; whose, and who asked, is told by a note. */
-static void note_asked(PyObject *object, uint32_t flags)
+static void note_asked(PyObject *object, const char *accepted)
 {
 	PyObject *exception = bh_pyerror_take(), *none;
 
@@ -104,8 +105,7 @@ static void note_asked(PyObject *object, uint32_t flags)
 	none = PyObject_CallMethod(
 		exception, "add_note", "N",
 		PyUnicode_FromFormat("(pool %s asked this %s for its memory; accepted: %s)",
-				     bh_identity_get()->label, Py_TYPE(object)->tp_name,
-				     bh_convert_accepts(BH_TYPE_BUFFER, marks_of(flags))));
+				     bh_identity_get()->label, Py_TYPE(object)->tp_name, accepted));
 	if (!none)
 		PyErr_Clear(); /* it goes without */
 	Py_XDECREF(none);
@@ -121,7 +121,7 @@ static bh_status buffer_held(struct bh_task *task, struct bh_object *object, uin
 	if (python) {
 		buffer = bh_convert_buffer(python, marks_of(flags));
 		if (!buffer)
-			note_asked(python, flags);
+			note_asked(python, bh_convert_accepts(BH_TYPE_BUFFER, marks_of(flags)));
 	}
 	if (!buffer)
 		return keep_exception(task);
@@ -138,6 +138,38 @@ static bh_status object_buffer(struct bh_task *task, bh_gil_site site, struct bh
 	if (st < 0)
 		return st;
 	st = buffer_held(task, object, flags, ret_buffer);
+	bh_gil_leave(&scope);
+	return st;
+}
+
+static const char *accepts_cuda(uint32_t flags)
+{
+	if (flags & BH_BUFFER_WRITABLE)
+		return "writable memory that a CUDA device reaches, by DLPack or "
+		       "__cuda_array_interface__";
+	return "memory that a CUDA device reaches, by DLPack or __cuda_array_interface__";
+}
+
+static bh_status object_cuda_buffer(struct bh_task *task, bh_gil_site site,
+				    struct bh_object *object, uint32_t flags,
+				    struct bh_cuda_use *use, struct bh_buffer **ret_buffer)
+{
+	struct bh_gil_scope scope;
+	bh_status st = bh_gil_enter(site, BH_HERE, &scope, bh_task_error(task));
+	struct bh_buffer *buffer = NULL;
+	PyObject *python;
+
+	if (st < 0)
+		return st;
+	python = bh_pyobject_get(object);
+	if (python)
+		buffer = bh_pycuda_new(python, flags, use);
+	if (python && !buffer)
+		note_asked(python, accepts_cuda(flags));
+	if (buffer)
+		*ret_buffer = buffer;
+	else
+		st = keep_exception(task);
 	bh_gil_leave(&scope);
 	return st;
 }
@@ -163,6 +195,8 @@ const struct bh_python_services *bh_call_services(void)
 {
 	static const struct bh_python_services services = { .call_object = call_object,
 							    .object_buffer = object_buffer,
+							    .object_cuda_buffer =
+								    object_cuda_buffer,
 							    .wrap = bh_pyobject_wrap,
 							    .unwrap = unwrap };
 

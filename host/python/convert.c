@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "host/python/buffer.h"
+#include "host/python/cuda_array.h"
 #include "host/python/dlpack.h"
 #include "host/python/error.h"
 #include "host/python/memory.h"
@@ -426,19 +427,15 @@ static struct bh_buffer *take_buffer(PyObject *object, uint32_t marks)
 	return NULL;
 }
 
-/* Its type has __cuda_array_interface__. Raises nothing, and clears what is raised. */
-static bool is_cuda_array(PyObject *object)
-{
-	return PyObject_HasAttrString((PyObject *)Py_TYPE(object), "__cuda_array_interface__");
-}
-
 static int from_buffer(PyObject *object, uint32_t marks, struct bh_value *ret)
 {
 	struct bh_buffer *buffer;
 
 	if (!PyObject_CheckBuffer(object) && !bh_pydlpack_offers(object)) {
-		if (is_cuda_array(object))
-			PyErr_SetString(PyExc_BufferError, BH_PYDLPACK_IMPORT_FIRST);
+		if (bh_pycuda_offers(object))
+			PyErr_SetString(
+				PyExc_BufferError,
+				"its memory is on a CUDA device; " BH_PYDLPACK_IMPORT_FIRST);
 		return -1;
 	}
 	buffer = take_buffer(object, marks);
@@ -841,8 +838,9 @@ struct bh_buffer *bh_convert_buffer(PyObject *object, uint32_t marks)
 {
 	if (PyObject_CheckBuffer(object) || bh_pydlpack_offers(object))
 		return take_buffer(object, marks);
-	if (is_cuda_array(object))
-		PyErr_SetString(PyExc_BufferError, BH_PYDLPACK_IMPORT_FIRST);
+	if (bh_pycuda_offers(object))
+		PyErr_SetString(PyExc_BufferError,
+				"its memory is on a CUDA device; " BH_PYDLPACK_IMPORT_FIRST);
 	else
 		PyErr_Format(PyExc_TypeError, "%s has no memory to give; accepted is %s",
 			     object == Py_None ? "None" : Py_TYPE(object)->tp_name,

@@ -12,6 +12,7 @@
 #endif
 
 #include "host/python/error.h"
+#include "host/python/memory.h"
 #include "host/python/state.h"
 
 #define PLAIN "dltensor"
@@ -81,7 +82,8 @@ static_assert(offsetof(DLManagedTensorVersioned, dl_tensor) == 32, "DLPack's ABI
 /* ---- tensors of others ----------------------------------------------------------------------- */
 
 struct pytensor {
-	struct bh_buffer base;	   /* base.python: strong, the object as given */
+	struct bh_buffer base;
+	PyObject *object;	   /* G: strong, as given */
 	struct bh_message message; /* its way to main once nobody holds it */
 	/* G: one of them, to be deleted once */
 	DLManagedTensor *plain;
@@ -92,7 +94,7 @@ struct pytensor {
 static void release(struct bh_message *message)
 {
 	struct pytensor *self = bh_container_of(message, struct pytensor, message);
-	PyObject *object = self->base.python;
+	PyObject *object = self->object;
 
 	if (self->plain && self->plain->deleter)
 		self->plain->deleter(self->plain);
@@ -124,7 +126,10 @@ bool bh_pydlpack_offers(PyObject *object)
 static int refuse_device(long device, long id)
 {
 	if (device == BH_DL_CUDA || device == BH_DL_CUDA_MANAGED)
-		PyErr_SetString(PyExc_BufferError, BH_PYDLPACK_IMPORT_FIRST);
+		PyErr_Format(PyExc_BufferError,
+			     "its memory is on the DLPack device (%ld, %ld), which is "
+			     "CUDA's; " BH_PYDLPACK_IMPORT_FIRST,
+			     device, id);
 	else
 		PyErr_Format(
 			PyExc_BufferError,
@@ -134,8 +139,36 @@ static int refuse_device(long device, long id)
 	return -1;
 }
 
-/* Before __dlpack__(), which may wait for the device. */
-static int check_device(PyObject *object)
+/* `use`: NULL: of the CPU's memory, else of what the CUDA device reaches. Managed and pinned memory is
+ * reached by all of them; DLPack gives it the id 0. */
+static int judge_device(const struct bh_cuda_use *use, long device, long id)
+{
+	bool pinned = device == BH_DL_CUDA_HOST;
+
+	if (!use)
+		return device == BH_DL_CPU || pinned ? 0 : refuse_device(device, id);
+	if (pinned || device == BH_DL_CUDA_MANAGED)
+		return 0;
+	if (device == BH_DL_CUDA && (use->device < 0 || id == use->device))
+		return 0;
+	if (device == BH_DL_CUDA)
+		PyErr_Format(PyExc_BufferError,
+			     "its memory is on the device cuda:%ld and the op works on cuda:%d; "
+			     "copy it there first, as tensor.to() does",
+			     id, (int)use->device);
+	else if (device == BH_DL_CPU)
+		PyErr_SetString(PyExc_BufferError, BH_PYMEMORY_ON_HOST);
+	else
+		PyErr_Format(
+			PyExc_BufferError,
+			"its memory is on the DLPack device (%ld, %ld); accepted: CUDA's (2, n), "
+			"its pinned (3, 0) and its managed memory (13, 0)",
+			device, id);
+	return -1;
+}
+
+/* Before __dlpack__(), which may wait for the device. Gets the device's type. */
+static int ask_device(PyObject *object, const struct bh_cuda_use *use, long *ret_device)
 {
 	PyObject *pair = PyObject_CallMethod(object, "__dlpack_device__", NULL);
 	long device, id;
@@ -152,23 +185,28 @@ static int check_device(PyObject *object)
 				"its __dlpack_device__() must return (device type, device id)");
 		return -1;
 	}
-	if (device == BH_DL_CPU || device == BH_DL_CUDA_HOST)
-		return 0;
-	return refuse_device(device, id);
+	*ret_device = device;
+	return judge_device(use, device, id);
 }
 
-/* The capsule. A producer older than DLPack 1.0 does not know max_version. */
-static PyObject *ask_capsule(PyObject *object)
+/* The capsule. A producer older than DLPack 1.0 does not know max_version. `stream`: 0: none is named. */
+static PyObject *ask_capsule(PyObject *object, uint64_t stream)
 {
 	PyObject *method = PyObject_GetAttrString(object, "__dlpack__");
-	PyObject *kwargs = method ? Py_BuildValue("{s(ii)}", "max_version", 1, 0) : NULL;
-	PyObject *none = kwargs ? PyTuple_New(0) : NULL;
-	PyObject *capsule = none ? PyObject_Call(method, none, kwargs) : NULL;
+	PyObject *number = stream ? PyLong_FromUnsignedLongLong(stream) : NULL;
+	PyObject *kwargs = method && (number || !stream)
+				   ? Py_BuildValue("{s(ii)}", "max_version", 1, 0)
+				   : NULL;
+	PyObject *none = kwargs ? PyTuple_New(0) : NULL, *capsule = NULL;
 
+	if (none && (!number || PyDict_SetItemString(kwargs, "stream", number) == 0))
+		capsule = PyObject_Call(method, none, kwargs);
 	if (none && !capsule && PyErr_ExceptionMatches(PyExc_TypeError)) {
 		PyErr_Clear();
-		capsule = PyObject_CallNoArgs(method);
+		if (PyDict_DelItemString(kwargs, "max_version") == 0)
+			capsule = PyObject_Call(method, none, kwargs);
 	}
+	Py_XDECREF(number);
 	Py_XDECREF(none);
 	Py_XDECREF(kwargs);
 	Py_XDECREF(method);
@@ -176,11 +214,10 @@ static PyObject *ask_capsule(PyObject *object)
 }
 
 /* What is checked of a tensor before it is taken: until then the capsule's own destructor deletes it. */
-static int check_elements(const DLTensor *t)
+static int check_elements(const DLTensor *t, const struct bh_cuda_use *use)
 {
-	if ((int)t->device.device_type != BH_DL_CPU &&
-	    (int)t->device.device_type != BH_DL_CUDA_HOST)
-		return refuse_device((long)t->device.device_type, t->device.device_id);
+	if (judge_device(use, (long)t->device.device_type, t->device.device_id) < 0)
+		return -1;
 	if (t->dtype.lanes != 1 || t->dtype.bits == 0 || t->dtype.bits % 8 != 0) {
 		PyErr_Format(
 			PyExc_BufferError,
@@ -257,11 +294,24 @@ static int check_contiguous(const DLTensor *t, const int64_t strides[BH_NDIM_MAX
 	return 0;
 }
 
+static uint32_t kind_of(const DLTensor *t)
+{
+	switch ((int)t->device.device_type) {
+	case BH_DL_CUDA:
+	case BH_DL_CUDA_MANAGED:
+		return BH_BUFFER_CUDA;
+	case BH_DL_CUDA_HOST:
+		return BH_BUFFER_PINNED;
+	default:
+		return BH_BUFFER_HOST;
+	}
+}
+
 static void describe(struct bh_buffer_info *info, const DLTensor *t, uint64_t length, bool readonly)
 {
 	info->size = sizeof(*info);
-	info->kind =
-		(int)t->device.device_type == BH_DL_CUDA_HOST ? BH_BUFFER_PINNED : BH_BUFFER_HOST;
+	info->kind = kind_of(t);
+	info->device = (int)t->device.device_type == BH_DL_CUDA ? t->device.device_id : 0;
 	info->flags = readonly ? 0 : BH_BUFFER_WRITABLE;
 	info->n_dims = (uint32_t)t->ndim;
 	info->data = t->data ? (char *)t->data + t->byte_offset : NULL;
@@ -272,19 +322,30 @@ static void describe(struct bh_buffer_info *info, const DLTensor *t, uint64_t le
 		info->shape[i] = t->shape[i];
 }
 
+/* How a tensor is wanted. */
+struct wish {
+	bool writable, strided, guarded;
+	const struct bh_cuda_use *use; /* NULL: the CPU's */
+};
+
 /* Fills `self` from the tensor; -1 with an exception raised. */
-static int take_description(struct pytensor *self, const DLTensor *t, bool strided, bool readonly)
+static int take_description(struct pytensor *self, const DLTensor *t, const struct wish *wish,
+			    bool readonly)
 {
 	int64_t strides[BH_NDIM_MAX] = { 0 };
 	uint64_t length;
 
-	if (check_elements(t) < 0 || measure(t, &length) < 0)
+	if (check_elements(t, wish->use) < 0 || measure(t, &length) < 0)
 		return -1;
 	if (length > 0 &&
-	    (byte_strides(t, strides) < 0 || (!strided && check_contiguous(t, strides) < 0)))
+	    (byte_strides(t, strides) < 0 || (!wish->strided && check_contiguous(t, strides) < 0)))
 		return -1;
 	memcpy(self->base.info.strides, strides, sizeof(strides));
 	describe(&self->base.info, t, length, readonly);
+	self->base.element = t->dtype.code;
+	/* Managed memory is on whichever device uses it. */
+	if (wish->use && (int)t->device.device_type == BH_DL_CUDA_MANAGED && wish->use->device > 0)
+		self->base.info.device = wish->use->device;
 	return 0;
 }
 
@@ -309,8 +370,7 @@ static int check_write(const DLManagedTensorVersioned *t, bool guarded)
 }
 
 /* Moves the tensor out of its capsule. What is refused stays there. */
-static int take_tensor(struct pytensor *self, PyObject *capsule, bool writable, bool strided,
-		       bool guarded)
+static int take_tensor(struct pytensor *self, PyObject *capsule, const struct wish *wish)
 {
 	DLManagedTensorVersioned *versioned = NULL;
 	DLManagedTensor *plain = NULL;
@@ -334,9 +394,9 @@ static int take_tensor(struct pytensor *self, PyObject *capsule, bool writable, 
 			     Py_TYPE(capsule)->tp_name);
 		return -1;
 	}
-	if (writable && check_write(versioned, guarded) < 0)
+	if (wish->writable && check_write(versioned, wish->guarded) < 0)
 		return -1;
-	if (take_description(self, versioned ? &versioned->dl_tensor : &plain->dl_tensor, strided,
+	if (take_description(self, versioned ? &versioned->dl_tensor : &plain->dl_tensor, wish,
 			     versioned && versioned->flags & DLPACK_FLAG_BITMASK_READ_ONLY) < 0 ||
 	    PyCapsule_SetName(capsule, versioned ? VERSIONED_USED : PLAIN_USED) < 0)
 		return -1;
@@ -345,20 +405,24 @@ static int take_tensor(struct pytensor *self, PyObject *capsule, bool writable, 
 	return 0;
 }
 
-struct bh_buffer *bh_pydlpack_new(PyObject *object, bool writable, bool strided, bool guarded)
+static struct bh_buffer *take(PyObject *object, const struct wish *wish)
 {
 	struct pytensor *self;
 	PyObject *capsule;
+	uint64_t stream = 0;
+	long device;
 
-	if (check_device(object) < 0)
+	if (ask_device(object, wish->use, &device) < 0)
 		return NULL;
+	if (wish->use && device != BH_DL_CUDA_HOST) /* pinned memory is the CPU's: it has none */
+		stream = wish->use->stream;
 	self = calloc(1, sizeof(*self));
 	if (!self) {
 		PyErr_NoMemory();
 		return NULL;
 	}
-	capsule = ask_capsule(object);
-	if (!capsule || take_tensor(self, capsule, writable, strided, guarded) < 0) {
+	capsule = ask_capsule(object, stream);
+	if (!capsule || take_tensor(self, capsule, wish) < 0) {
 		PyObject *why = bh_pyerror_take(); /* the tensor's deleter may run Python code */
 
 		Py_XDECREF(capsule);
@@ -369,8 +433,27 @@ struct bh_buffer *bh_pydlpack_new(PyObject *object, bool writable, bool strided,
 	Py_DECREF(capsule);
 	self->base.refs = 1;
 	self->base.free = tensor_free;
-	self->base.python = Py_NewRef(object);
+	self->object = Py_NewRef(object);
+	/* What an op returns is the object that it was given, but for the memory of a device: ops take
+	 * that as a bulkhead.Buffer only. */
+	if (!wish->use)
+		self->base.python = object;
 	return &self->base;
+}
+
+struct bh_buffer *bh_pydlpack_new(PyObject *object, bool writable, bool strided, bool guarded)
+{
+	const struct wish wish = { .writable = writable, .strided = strided, .guarded = guarded };
+
+	return take(object, &wish);
+}
+
+struct bh_buffer *bh_pydlpack_new_cuda(PyObject *object, bool writable, bool strided,
+				       const struct bh_cuda_use *use)
+{
+	const struct wish wish = { .writable = writable, .strided = strided, .use = use };
+
+	return take(object, &wish);
 }
 
 /* ---- ours, for others ------------------------------------------------------------------------ */
@@ -417,8 +500,10 @@ static int device_of(const struct bh_buffer *buffer)
 		return BH_DL_CPU;
 	case BH_BUFFER_PINNED:
 		return BH_DL_CUDA_HOST;
+	case BH_BUFFER_CUDA:
+		return BH_DL_CUDA;
 	default:
-		PyErr_SetString(PyExc_BufferError, "the buffer's memory is not the CPU's");
+		PyErr_SetString(PyExc_BufferError, "DLPack has no device for the buffer's memory");
 		return 0;
 	}
 }
@@ -426,11 +511,11 @@ static int device_of(const struct bh_buffer *buffer)
 static void fill_tensor(DLTensor *t, struct export *self, int device)
 {
 	const struct bh_buffer_info *info = &self->buffer->info;
-	int64_t step = 1;
+	int64_t size = info->dtype_bits / 8;
 
 	t->data = info->data;
 	t->device.device_type = device;
-	t->device.device_id = 0;
+	t->device.device_id = info->device;
 	t->ndim = (int)info->n_dims;
 	t->dtype.code = self->buffer->element;
 	t->dtype.bits = info->dtype_bits;
@@ -438,11 +523,9 @@ static void fill_tensor(DLTensor *t, struct export *self, int device)
 	t->shape = self->shape;
 	t->strides = self->strides; /* some readers do not know NULL */
 	t->byte_offset = 0;
-	for (int i = t->ndim - 1; i >= 0; i--) {
+	for (uint32_t i = 0; i < info->n_dims; i++) {
 		self->shape[i] = info->shape[i];
-		self->strides[i] = step;
-		if (info->length > 0) /* else the product may be any */
-			step *= info->shape[i];
+		self->strides[i] = info->strides[i] / size; /* whole: cuda_array.c sees to it */
 	}
 }
 
@@ -485,6 +568,11 @@ PyObject *bh_pydlpack_export(struct bh_buffer *buffer, bool versioned)
 	self = calloc(1, sizeof(*self));
 	if (!self)
 		return PyErr_NoMemory();
+	if (!bh_buffer_share(buffer)) {
+		free(self);
+		PyErr_SetString(PyExc_BufferError, BH_PYMEMORY_FREED);
+		return NULL;
+	}
 	self->buffer = bh_buffer_ref(buffer);
 	capsule = export_capsule(self, versioned, device);
 	if (!capsule)
@@ -496,5 +584,5 @@ PyObject *bh_pydlpack_device(const struct bh_buffer *buffer)
 {
 	int device = device_of(buffer);
 
-	return device ? Py_BuildValue("(ii)", device, 0) : NULL;
+	return device ? Py_BuildValue("(ii)", device, (int)buffer->info.device) : NULL;
 }

@@ -21,10 +21,9 @@ enum bh_dl_code {
 };
 enum bh_dl_device { BH_DL_CPU = 1, BH_DL_CUDA = 2, BH_DL_CUDA_HOST = 3, BH_DL_CUDA_MANAGED = 13 };
 
-/* What is said, with BufferError, of another library's memory that ops do not take as it is. */
+/* What is to be done, told with BufferError, with another library's memory of a CUDA device. */
 #define BH_PYDLPACK_IMPORT_FIRST                                                                   \
-	"its memory is on a CUDA device; for an op that takes such make it a Buffer first, with "  \
-	"await "                                                                                   \
+	"for an op that takes such make it a Buffer first, with await "                            \
 	"bulkhead.cuda.pool(\"cuda\").import_(x); for any other copy it to the CPU, as "           \
 	"tensor.cpu() does"
 
@@ -37,11 +36,17 @@ bool bh_pydlpack_offers(PyObject *object);
  * can say whether it is read-only is believed. NULL with an exception raised. */
 struct bh_buffer *bh_pydlpack_new(PyObject *object, bool writable, bool strided, bool guarded);
 
+/* The same for what a CUDA device reaches: its memory and managed memory (BH_BUFFER_CUDA), pinned memory
+ * (BH_BUFFER_PINNED). The object is told of `use->stream`; `use->after` is left alone. The Python object
+ * of the buffer is not this one but a bulkhead.Buffer. */
+struct bh_buffer *bh_pydlpack_new_cuda(PyObject *object, bool writable, bool strided,
+				       const struct bh_cuda_use *use);
+
 /* A capsule with the buffer's memory, for __dlpack__(). It holds a reference; its deleter may be
  * called on any thread, with or without the GIL. `versioned`: of DLPack 1.0. BufferError for what
- * cannot be said: opaque elements, device memory, read-only memory without `versioned`. */
+ * cannot be said: opaque elements, read-only memory without `versioned`, memory that was taken back. */
 PyObject *bh_pydlpack_export(struct bh_buffer *buffer, bool versioned);
-/* The pair that __dlpack_device__() returns; BufferError for device memory. */
+/* The pair that __dlpack_device__() returns. */
 PyObject *bh_pydlpack_device(const struct bh_buffer *buffer);
 
 #endif

@@ -126,13 +126,10 @@ static void describe(struct pymemory *self)
 {
 	const struct bh_buffer_info *info = &self->buffer->info;
 	const struct element *element = find_element(self->buffer->element, info->dtype_bits);
-	Py_ssize_t step = info->dtype_bits / 8;
 
-	for (int i = (int)info->n_dims - 1; i >= 0; i--) {
+	for (uint32_t i = 0; i < info->n_dims; i++) {
 		self->shape[i] = (Py_ssize_t)info->shape[i];
-		self->strides[i] = step;
-		if (info->length > 0) /* else the product may be any */
-			step *= self->shape[i];
+		self->strides[i] = (Py_ssize_t)info->strides[i];
 	}
 	if (element)
 		snprintf(self->format, sizeof(self->format), "%s", element->format);
@@ -278,6 +275,14 @@ static void memory_dealloc(PyObject *object)
 
 /* ---- the buffer protocol --------------------------------------------------------------------- */
 
+static void raise_not_the_hosts(const struct bh_buffer *buffer)
+{
+	if (bh_buffer_is_revoked(buffer))
+		PyErr_SetString(PyExc_BufferError, BH_PYMEMORY_FREED);
+	else
+		PyErr_Format(PyExc_BufferError, BH_PYMEMORY_ON_DEVICE, (int)buffer->info.device);
+}
+
 /* In the order of Fortran: only where no two dimensions have more than one element. */
 static bool is_fortran(const struct pymemory *self)
 {
@@ -293,8 +298,6 @@ static const char *why_not(const struct pymemory *self, int flags)
 {
 	const struct bh_buffer_info *info = &self->buffer->info;
 
-	if (info->kind != BH_BUFFER_HOST && info->kind != BH_BUFFER_PINNED)
-		return "the buffer's memory is not the CPU's";
 	if ((flags & PyBUF_WRITABLE) && !(info->flags & BH_BUFFER_WRITABLE))
 		return "the buffer is read-only";
 	if ((flags & PyBUF_FORMAT) && !self->format[0])
@@ -313,6 +316,10 @@ static int memory_getbuffer(PyObject *object, Py_buffer *view, int flags)
 	bool shaped = (flags & PyBUF_ND) == PyBUF_ND;
 
 	view->obj = NULL;
+	if (info->kind == BH_BUFFER_CUDA) {
+		raise_not_the_hosts(self->buffer);
+		return -1;
+	}
 	if (reason) {
 		PyErr_SetString(PyExc_BufferError, reason);
 		return -1;
@@ -331,17 +338,51 @@ static int memory_getbuffer(PyObject *object, Py_buffer *view, int flags)
 	return 0;
 }
 
+static const struct bh_buffer_info *info_of(PyObject *object)
+{
+	return &((struct pymemory *)object)->buffer->info;
+}
+
 /* ---- DLPack ---------------------------------------------------------------------------------- */
+
+/* The consumer's stream is not waited for, nor need it wait: a task's outcome is told after the device is
+ * done with it. So what it says is only checked. Of the CPU's memory there is none. */
+static int check_stream(const struct bh_buffer *buffer, PyObject *stream)
+{
+	long long value;
+	int overflow;
+
+	if (stream == Py_None)
+		return 0;
+	if (buffer->info.kind != BH_BUFFER_CUDA) {
+		PyErr_SetString(PyExc_BufferError, "stream must be None: the memory is the CPU's");
+		return -1;
+	}
+	if (!PyLong_Check(stream) || PyBool_Check(stream)) {
+		PyErr_Format(PyExc_TypeError, "stream must be None or an int, not %.100s",
+			     Py_TYPE(stream)->tp_name);
+		return -1;
+	}
+	value = PyLong_AsLongLongAndOverflow(stream, &overflow);
+	if (overflow == 0 && (value == -1 || value > 0))
+		return 0;
+	if (overflow > 0 && (PyLong_AsUnsignedLongLong(stream) != ULLONG_MAX || !PyErr_Occurred()))
+		return 0;
+	PyErr_Clear();
+	PyErr_Format(PyExc_ValueError,
+		     "stream is %R; accepted: None, -1 (no synchronization), 1 (CUDA's legacy "
+		     "default stream), 2 (the per-thread one), or a stream's address",
+		     stream);
+	return -1;
+}
 
 static int check_dlpack(PyObject *object, PyObject *stream, PyObject *device, PyObject *copy)
 {
 	PyObject *own;
 	int same;
 
-	if (stream != Py_None) {
-		PyErr_SetString(PyExc_BufferError, "stream must be None: the memory is the CPU's");
+	if (check_stream(((struct pymemory *)object)->buffer, stream) < 0)
 		return -1;
-	}
 	if (copy != Py_None && copy != Py_False) {
 		PyErr_SetString(PyExc_BufferError,
 				"copy=True is not offered; copy what you have made of the tensor");
@@ -383,11 +424,6 @@ static PyObject *memory_dlpack_device(PyObject *object, PyObject *Py_UNUSED(none
 }
 
 /* ---- what it is ------------------------------------------------------------------------------ */
-
-static const struct bh_buffer_info *info_of(PyObject *object)
-{
-	return &((struct pymemory *)object)->buffer->info;
-}
 
 static PyObject *get_shape(PyObject *object, void *Py_UNUSED(closure))
 {
@@ -443,6 +479,13 @@ static PyObject *get_alignment(PyObject *object, void *Py_UNUSED(closure))
 	return PyLong_FromUnsignedLongLong(address & -address);
 }
 
+static PyObject *get_device(PyObject *object, void *Py_UNUSED(closure))
+{
+	if (info_of(object)->kind == BH_BUFFER_CUDA)
+		return PyUnicode_FromFormat("cuda:%d", (int)info_of(object)->device);
+	return PyUnicode_FromString("cpu");
+}
+
 static PyObject *get_readonly(PyObject *object, void *Py_UNUSED(closure))
 {
 	return PyBool_FromLong(!(info_of(object)->flags & BH_BUFFER_WRITABLE));
@@ -459,15 +502,95 @@ static Py_ssize_t memory_length(PyObject *object)
 static PyObject *memory_repr(PyObject *object)
 {
 	PyObject *shape = get_shape(object, NULL), *dtype = get_dtype(object, NULL), *text = NULL;
-	bool writable = info_of(object)->flags & BH_BUFFER_WRITABLE;
+	const struct bh_buffer *buffer = ((struct pymemory *)object)->buffer;
+	char where[40] = "";
 
-	if (shape && dtype)
-		text = PyUnicode_FromFormat("<bulkhead.Buffer shape=%R dtype=%U%s at %p>", shape,
-					    dtype, writable ? "" : " read-only",
-					    info_of(object)->data);
+	if (buffer->info.kind == BH_BUFFER_CUDA)
+		snprintf(where, sizeof(where), " device=cuda:%d", (int)buffer->info.device);
+	if (shape && dtype && bh_buffer_is_revoked(buffer))
+		text = PyUnicode_FromFormat("<bulkhead.Buffer shape=%R dtype=%U%s freed>", shape,
+					    dtype, where);
+	else if (shape && dtype)
+		text = PyUnicode_FromFormat(
+			"<bulkhead.Buffer shape=%R dtype=%U%s%s at %p>", shape, dtype, where,
+			buffer->info.flags & BH_BUFFER_WRITABLE ? "" : " read-only",
+			buffer->info.data);
 	Py_XDECREF(shape);
 	Py_XDECREF(dtype);
 	return text;
+}
+
+/* ---- __cuda_array_interface__ ---------------------------------------------------------------- */
+
+static PyObject *tuple_of(const Py_ssize_t *numbers, uint32_t n)
+{
+	PyObject *tuple = PyTuple_New((Py_ssize_t)n);
+
+	for (uint32_t i = 0; tuple && i < n; i++) {
+		PyObject *number = PyLong_FromSsize_t(numbers[i]);
+
+		if (!number)
+			Py_CLEAR(tuple);
+		else
+			PyTuple_SET_ITEM(tuple, (Py_ssize_t)i, number);
+	}
+	return tuple;
+}
+
+/* numpy's letter for an element; 0: it has none. */
+static char letter_of(uint8_t code)
+{
+	switch (code) {
+	case BH_DL_INT:
+		return 'i';
+	case BH_DL_UINT:
+		return 'u';
+	case BH_DL_FLOAT:
+		return 'f';
+	case BH_DL_COMPLEX:
+		return 'c';
+	case BH_DL_BOOL:
+		return 'b';
+	default:
+		return '\0';
+	}
+}
+
+/* Version 3. No stream: there is nothing to wait for, see check_stream(). Whoever asks for the attribute
+ * may keep the address, so that the memory is shared from then on. */
+static PyObject *get_cuda_array(PyObject *object, void *Py_UNUSED(closure))
+{
+	const struct pymemory *self = (struct pymemory *)object;
+	struct bh_buffer *buffer = self->buffer;
+	const struct bh_buffer_info *info = &buffer->info;
+	int bytes = info->dtype_bits / 8;
+	char typestr[8], letter = letter_of(buffer->element);
+	PyObject *shape, *strides;
+
+	if (info->kind != BH_BUFFER_CUDA || !letter)
+		return PyErr_Format(PyExc_AttributeError,
+				    info->kind != BH_BUFFER_CUDA
+					    ? "a Buffer of the host's memory has no "
+					      "__cuda_array_interface__"
+					    : "__cuda_array_interface__ has no name for elements "
+					      "of this type: use DLPack");
+	if (!bh_buffer_share(buffer)) {
+		PyErr_SetString(PyExc_BufferError, BH_PYMEMORY_FREED);
+		return NULL;
+	}
+	snprintf(typestr, sizeof(typestr), "%c%c%d", bytes == 1 ? '|' : '<', letter, bytes);
+	shape = tuple_of(self->shape, info->n_dims);
+	strides = bh_buffer_is_contiguous(buffer) ? Py_NewRef(Py_None)
+						  : tuple_of(self->strides, info->n_dims);
+	if (!shape || !strides) {
+		Py_XDECREF(shape);
+		Py_XDECREF(strides);
+		return NULL;
+	}
+	return Py_BuildValue("{sN ss s(KO) si sN sO}", "shape", shape, "typestr", typestr, "data",
+			     info->length ? (unsigned long long)(uintptr_t)info->data : 0ULL,
+			     info->flags & BH_BUFFER_WRITABLE ? Py_False : Py_True, "version", 3,
+			     "strides", strides, "stream", Py_None);
 }
 
 /* ---- the type -------------------------------------------------------------------------------- */
@@ -492,7 +615,9 @@ static PyMethodDef memory_methods[] = {
 	{ "__dlpack__", (PyCFunction)(void (*)(void))memory_dlpack, METH_VARARGS | METH_KEYWORDS,
 	  DLPACK_DOC },
 	{ "__dlpack_device__", memory_dlpack_device, METH_NOARGS,
-	  "__dlpack_device__($self)\n--\n\n(1, 0): the CPU; (3, 0): pinned by CUDA." },
+	  "__dlpack_device__($self)\n--\n\n(1, 0): the CPU; (2, n): the CUDA device n; (3, 0): "
+	  "pinned by "
+	  "CUDA." },
 	{ NULL, NULL, 0, NULL },
 };
 
@@ -505,6 +630,11 @@ static PyGetSetDef memory_getset[] = {
 	{ "address", get_address, NULL, "Where the first byte lies.", NULL },
 	{ "alignment", get_alignment, NULL,
 	  "The largest power of two, up to 2 MiB, that divides the address.", NULL },
+	{ "device", get_device, NULL, "'cpu', or 'cuda:0' and so on for a device's memory.", NULL },
+	{ "__cuda_array_interface__", get_cuda_array, NULL,
+	  "A device's memory for CuPy, Numba and others, version 3. AttributeError for the host's, "
+	  "and for elements\nthat it has no name for.",
+	  NULL },
 	{ "readonly", get_readonly, NULL, "Whether it may only be read.", NULL },
 	{ NULL, NULL, NULL, NULL, NULL },
 };

@@ -16,6 +16,10 @@
 	"await "                                                                                   \
 	"bulkhead.cuda.pool(\"cuda\").to_host(x)"
 
+#define BH_PYMEMORY_ON_HOST                                                                        \
+	"its memory is the host's, which the device cannot reach; copy it there first: await "     \
+	"bulkhead.cuda.pool(\"cuda\").to_device(x)"
+
 /* Adds the type to the module. */
 int bh_pymemory_init(PyObject *module);
 /* The Python object of a buffer: the one that it came from, the bulkhead.Buffer that shows it, or a

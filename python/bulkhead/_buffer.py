@@ -19,8 +19,9 @@ class Buffer:
     """Memory of the host's: what Buffer.allocate() makes, and what ops return as a buffer.
 
     Ops take it without a copy and without Python's help. Others read and write it through the buffer protocol
-    (memoryview(x), numpy.asarray(x)) and DLPack (torch.from_dlpack(x)). It goes when the last reference, export and
-    task that uses it have gone.
+    (memoryview(x), numpy.asarray(x)) and DLPack (torch.from_dlpack(x)); the memory of a device through DLPack and
+    __cuda_array_interface__ alone. It goes when the last reference, export and task that uses it have gone; that of a
+    device may be freed before, by an op or with its plugin, and then says so.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,6 +48,8 @@ class Buffer:
     """Bytes of an element."""
     nbytes: int
     """Bytes of all elements."""
+    device: str
+    """"cpu", or "cuda:0" and so on for the memory of a device."""
     address: int
     """Where the first byte lies."""
     alignment: int
@@ -54,23 +57,36 @@ class Buffer:
     readonly: bool
     """Whether it may only be read."""
 
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """A device's memory for CuPy, Numba and others, version 3.
+
+        AttributeError for the host's memory, and for elements that it has no name for (bfloat16: use DLPack);
+        BufferError when the memory has been freed.
+        """
+        self._nowhere()
+
     def __len__(self) -> int:
         """Elements of the first dimension."""
         return self._nowhere()
 
     def __dlpack__(
         self,
-        stream: None = None,
+        stream: Optional[int] = None,
         *,
         max_version: Optional[tuple[int, int]] = None,
         dl_device: Optional[tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        """A capsule with the memory for DLPack's consumers; it keeps the memory alive."""
+        """A capsule with the memory for DLPack's consumers; it keeps the memory alive.
+
+        `stream`: None for the host's memory; for a device's also -1, 1, 2 or a stream's address: nothing has to wait, as
+        a task's outcome is told after the device is done with it.
+        """
         self._nowhere()
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """(1, 0): the CPU; (3, 0): pinned by CUDA."""
+        """(1, 0): the CPU; (2, n): the CUDA device n; (3, 0): pinned by CUDA."""
         self._nowhere()
 
     if TYPE_CHECKING:

@@ -920,6 +920,7 @@ static void plg3_services_take_nothing_on_trust(void)
 	CU_ASSERT_EQUAL_FATAL(host->buffer_alloc(ctx, &wanted, 64, &made), 0);
 	CU_ASSERT_TRUE(made->info.data != (void *)ctx && made->info.length == 1);
 	CU_ASSERT_EQUAL(host->object_buffer(nobody, 0, NULL, 0, &made), -EINVAL);
+	CU_ASSERT_EQUAL(host->object_cuda_buffer(nobody, 0, NULL, 0, NULL, &made), -EINVAL);
 	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, NULL, ctx, never_called), -EINVAL);
 	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, made, NULL, never_called), -EINVAL);
 	CU_ASSERT_EQUAL(host->buffer_slot_set(ctx, made, ctx, NULL), -EINVAL);
