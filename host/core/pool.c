@@ -210,6 +210,7 @@ static void init_sync(struct bh_pool *pool)
 static struct bh_pool *release(struct bh_pool *pool)
 {
 	free(pool->threads);
+	free(pool->op_times);
 	free(pool->tasks);
 	free(pool->heap);
 	free(pool);
@@ -251,7 +252,10 @@ bh_status bh_pool_new(const struct bh_pool_config *config, struct bh_pool **ret_
 	pool->threads = calloc(pool->n_threads, sizeof(*pool->threads));
 	pool->tasks = calloc(pool->n_tasks, sizeof(*pool->tasks));
 	pool->heap = calloc(pool->n_tasks, sizeof(*pool->heap));
-	if (!pool->threads || !pool->tasks || !pool->heap) {
+	pool->n_ops = config->n_ops;
+	if (pool->n_ops > 0)
+		pool->op_times = calloc(pool->n_ops, sizeof(*pool->op_times));
+	if (!pool->threads || !pool->tasks || !pool->heap || (pool->n_ops > 0 && !pool->op_times)) {
 		release(pool);
 		return bh_raise(err, -ENOMEM, "pool.alloc", BH_STR("pool", config->label),
 				BH_INT("queue", config->queue));
@@ -499,6 +503,14 @@ void *bh_pool_backend_self(const struct bh_pool *pool)
 enum bh_pool_state bh_pool_state(struct bh_pool *pool)
 {
 	return bh_pool_state_now(pool);
+}
+
+uint64_t bh_pool_op_times(const struct bh_pool *pool, uint32_t op,
+			  struct bh_histogram_counts *counts)
+{
+	assert(op < pool->n_ops);
+	bh_histogram_collect(&pool->op_times[op].histogram, counts);
+	return atomic_load_explicit(&pool->op_times[op].total_ns, memory_order_relaxed);
 }
 
 void bh_pool_books(struct bh_pool *pool, struct bh_pool_books *ret_books)

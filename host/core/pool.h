@@ -19,6 +19,7 @@
 
 #include "host/core/clock.h"
 #include "host/core/cpus.h"
+#include "host/core/histogram.h"
 #include "host/core/list.h"
 #include "host/core/value.h"
 
@@ -90,6 +91,7 @@ struct bh_pool_config {
 	int nice; /* -20 … 19 */
 	const struct bh_backend *backend;
 	void *backend_self;
+	uint32_t n_ops; /* whose times are measured: 0 … n_ops - 1; 0: none */
 	/* Called after Ready or an end state has been published, by whoever published it and
 	 * without a lock: the supervisor as the last thing it does, or the caller of
 	 * bh_pool_give_up (WEDGED), or of the stop or failure of a pool that was never started. Not
@@ -291,6 +293,12 @@ struct bh_pool_books { /* submitted = the five + queued + running + pending + in
 	uint32_t queued, running, pending, in_transit;
 	uint32_t abandoned_alive; /* told abandoned, not truly ended yet (SUP-10) */
 };
+
+/* How long the tasks of one op took, from the start on a thread to the outcome, whatever that is; what a
+ * task was pending for counts. Adds the copy to `*counts`, which begins zeroed, and returns the sum in ns; a
+ * little older than the counts, perhaps. `op` is one of bh_pool_config.n_ops. */
+uint64_t bh_pool_op_times(const struct bh_pool *pool, uint32_t op,
+			  struct bh_histogram_counts *counts);
 
 /* A task that runs, or is pending (`tid` is 0 then), as seen from outside. */
 struct bh_task_sight {

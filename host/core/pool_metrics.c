@@ -133,6 +133,29 @@ static const struct {
 	  queue_limit },
 };
 
+/* An op that has not been used is left out: most plugins have many ops, and an app uses a few. */
+static void put_op_times(struct bh_metrics_text *text, const struct sight *sights, size_t n)
+{
+	bh_metrics_family(text, BH_METRICS_HISTOGRAM, "bulkhead_op_seconds",
+			  "How long tasks took, from the start on a worker to the outcome.");
+	for (size_t i = 0; i < n; i++) {
+		const struct bh_pool *pool = sights[i].pool;
+
+		for (uint32_t op = 0; op < pool->n_ops; op++) {
+			struct bh_histogram_counts counts = { 0 };
+			uint64_t total_ns = bh_pool_op_times(pool, op, &counts);
+			const struct bh_metric_label labels[] = {
+				{ "pool", bh_pool_label(pool) },
+				{ "op", pool->backend->op_name(pool->backend_self, op) },
+			};
+
+			if (counts.n > 0)
+				bh_metrics_histogram(text, labels, BH_ARRAY_LEN(labels), &counts,
+						     (double)total_ns / BH_NS_PER_S);
+		}
+	}
+}
+
 void bh_pool_metrics_render(struct bh_metrics_text *text, struct bh_pool *const *pools, size_t n)
 {
 	bh_auto_mem struct sight *sights = calloc(n ? n : 1, sizeof(*sights));
@@ -152,4 +175,5 @@ void bh_pool_metrics_render(struct bh_metrics_text *text, struct bh_pool *const 
 			put_one(text, &sights[i], rows[r].value(&sights[i]));
 	}
 	put_states(text, sights, n);
+	put_op_times(text, sights, n);
 }

@@ -117,6 +117,12 @@ struct bh_pool_thread {
 	bool exiting;		  /* M: it is in exit(), for ever */
 };
 
+/* Written under the pool's lock, so without a locked instruction; read without it. */
+struct bh_op_times {
+	struct bh_histogram histogram;
+	_Atomic uint64_t total_ns; /* A: relaxed, statistics only */
+};
+
 struct bh_pool {
 	char label[BH_LABEL_MAX];			/* I: copied (RI-5) */
 	uint32_t id;					/* I: from 1, never used again */
@@ -130,6 +136,8 @@ struct bh_pool {
 	void *announce_arg;							     /* I */
 	struct bh_pool_thread *threads; /* I: the workers, then the progress threads */
 	uint32_t n_threads;		/* I */
+	struct bh_op_times *op_times;	/* I: one an op, n_ops of them */
+	uint32_t n_ops;			/* I */
 	struct bh_task *tasks;		/* I: the records */
 	uint32_t n_tasks;		/* I: queue + reserve + workers, see admit_locked() */
 	_Atomic uint32_t n_lanes;	/* A: relaxed, statistics and an assertion */

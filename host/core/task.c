@@ -226,6 +226,23 @@ static void wake_waiters_locked(struct bh_task *task)
 		bh_cond_signal(&bh_container_of(link, struct bh_waiter, link)->cond);
 }
 
+/* Of what has been started: the others have taken no time but in the queue. */
+static void count_time_locked(struct bh_pool *pool, const struct bh_task *task, uint64_t now_ns)
+	BH_NEEDS(pool->lock);
+static void count_time_locked(struct bh_pool *pool, const struct bh_task *task, uint64_t now_ns)
+{
+	uint64_t ns = now_ns - task->started_ns;
+	struct bh_op_times *times;
+
+	if (task->started_ns == 0 || task->op >= pool->n_ops)
+		return;
+	times = &pool->op_times[task->op];
+	bh_histogram_add_alone(&times->histogram, ns);
+	atomic_store_explicit(&times->total_ns,
+			      atomic_load_explicit(&times->total_ns, memory_order_relaxed) + ns,
+			      memory_order_relaxed);
+}
+
 /* Sets the outcome: the one place that does (SUP-4). */
 static void tell_locked(struct bh_pool *pool, struct bh_task *task, struct bh_verdict *verdict,
 			struct bh_aftermath *after) BH_NEEDS(pool->lock);
@@ -233,9 +250,11 @@ static void tell_locked(struct bh_pool *pool, struct bh_task *task, struct bh_ve
 			struct bh_aftermath *after)
 {
 	struct bh_ticket *ticket = task->ticket;
+	uint64_t now_ns = bh_now_ns();
 
 	assert(task->told == BH_OUTCOME_NONE && !after->ticket);
 	task->told = verdict->outcome;
+	count_time_locked(pool, task, now_ns);
 	count_out_locked(pool, task, verdict->outcome);
 	if (task->lane)
 		bh_lane_count_out_locked(pool, task, verdict->outcome, verdict->error);
@@ -262,7 +281,7 @@ static void tell_locked(struct bh_pool *pool, struct bh_task *task, struct bh_ve
 	if (!ticket)
 		return;
 	ticket->started_ns = task->started_ns;
-	ticket->ended_ns = bh_now_ns();
+	ticket->ended_ns = now_ns;
 	/* Release: who sees the outcome, with or without the lock, sees the fields above. */
 	atomic_store_explicit(&ticket->outcome, (uint32_t)verdict->outcome, memory_order_release);
 }

@@ -382,6 +382,7 @@ static bh_status make_pool(struct bh_module *module, struct bh_error *err)
 		.nice = module->config->nice != BH_NICE_KEEP ? (int)module->config->nice : 0,
 		.backend = &context->backend,
 		.backend_self = context,
+		.n_ops = context->descriptor->n_ops,
 		.announce = module_announce,
 		.announce_arg = module,
 	};

@@ -233,6 +233,9 @@ def test_sup4_pools_add_up(host):
     for pool in ("stream", "hold"):
         states = [v for labels, v in page.all("bulkhead_pool_state").items() if dict(labels)["pool"] == pool]
         assert sum(states) == 1 and len(states) == 9
+    assert page.get("bulkhead_op_seconds_count", pool="stream", op="run") == 4
+    assert page.get("bulkhead_op_seconds_sum", pool="stream", op="run") >= 0.003
+    assert {dict(labels)["op"] for labels in page.all("bulkhead_op_seconds_count")} == {"run"}, "what was not used is not there"
     before = page
     h.call("spin", n=5, seconds=0.001)
     page = scrape(h)

@@ -349,8 +349,12 @@ static void pools(void)
 	struct fixture fx;
 
 	fixture_init(&fx, 1, 8);
+	fx.config.n_ops = 2; /* the second is never used */
 	fixture_make(&fx);
 	fixture_start(&fx);
+	page = page_of(render_pool, &fx);
+	CU_ASSERT_PTR_NULL(strstr(page, "bulkhead_op_seconds_count"));
+	free(page);
 	CU_ASSERT_EQUAL(fixture_outcome(fixture_submit(&fx, fn_nop, NULL)), BH_OUTCOME_DONE);
 	CU_ASSERT_EQUAL(fixture_outcome(fixture_submit(&fx, fn_fail, NULL)), BH_OUTCOME_FAILED);
 	blocker = fixture_submit(&fx, fn_gate, &gate);
@@ -367,6 +371,7 @@ static void pools(void)
 	expect_line(page, "bulkhead_pool_queue_limit{pool=\"fixture\"} 8");
 	expect_line(page, "bulkhead_pool_state{pool=\"fixture\",state=\"ready\"} 1");
 	expect_line(page, "bulkhead_pool_state{pool=\"fixture\",state=\"wedged\"} 0");
+	expect_line(page, "bulkhead_op_seconds_count{pool=\"fixture\",op=\"call\"} 2");
 	gate_open(&gate);
 	CU_ASSERT_EQUAL(fixture_outcome(blocker), BH_OUTCOME_DONE);
 	CU_ASSERT_EQUAL(fixture_outcome(waiting), BH_OUTCOME_DONE);
@@ -375,6 +380,10 @@ static void pools(void)
 	later = page_of(render_pool, &fx);
 	expect_line(later, "bulkhead_pool_tasks_total{pool=\"fixture\",outcome=\"done\"} 3");
 	expect_line(later, "bulkhead_pool_state{pool=\"fixture\",state=\"clean\"} 1");
+	expect_line(later, "bulkhead_op_seconds_bucket{pool=\"fixture\",op=\"call\",le=\"+Inf\"} 4");
+	expect_line(later, "bulkhead_op_seconds_count{pool=\"fixture\",op=\"call\"} 4");
+	CU_ASSERT_PTR_NULL(strstr(strstr(later, "bulkhead_op_seconds_count") + 1,
+				  "bulkhead_op_seconds_count"));
 	CU_ASSERT_EQUAL(fixture_end(&fx), BH_POOL_CLEAN);
 }
 

@@ -491,6 +491,47 @@ static void pending_completed_elsewhere(void)
 	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
 }
 
+/* What is pending takes its time; what waits, or is cancelled in the queue, takes none. */
+static void times_of_ops(void)
+{
+	struct bh_histogram_counts counts = { 0 };
+	struct bh_ticket *ticket, *waiting;
+	struct gate gate = { 0 };
+	_Atomic uint64_t id = 0;
+	struct fixture fx;
+	uint64_t before_ns, pending_ns, total_ns;
+
+	fixture_init(&fx, 1, 8);
+	fx.config.n_ops = 1;
+	fixture_start(&fx);
+	CU_ASSERT_EQUAL(bh_pool_op_times(fx.pool, 0, &counts), 0);
+	CU_ASSERT_EQUAL(counts.n, 0);
+	ticket = fixture_submit(&fx, fn_pend, &id);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&id) != 0));
+	before_ns = bh_now_ns();
+	CU_ASSERT_TRUE(UNTIL(bh_now_ns() - before_ns > 3 * BH_NS_PER_MS));
+	CU_ASSERT_EQUAL(bh_pool_op_times(fx.pool, 0, &counts), 0);
+	pending_ns = bh_now_ns() - before_ns;
+	CU_ASSERT_EQUAL(bh_pool_complete(fx.pool, id, 0, NULL, NULL), 0);
+	total_ns = bh_pool_op_times(fx.pool, 0, &counts);
+	CU_ASSERT_EQUAL(counts.n, 1);
+	CU_ASSERT_TRUE(total_ns >= pending_ns);
+	CU_ASSERT_EQUAL(counts.buckets[0], 0);
+	bh_ticket_unref(ticket);
+
+	ticket = fixture_submit(&fx, fn_gate, &gate);
+	CU_ASSERT_TRUE(UNTIL(atomic_load(&gate.arrived) == 1));
+	waiting = fixture_submit(&fx, fn_nop, NULL);
+	CU_ASSERT_TRUE(bh_ticket_cancel(waiting, false));
+	CU_ASSERT_EQUAL(fixture_outcome(waiting), BH_OUTCOME_CANCELLED);
+	gate_open(&gate);
+	CU_ASSERT_EQUAL(fixture_outcome(ticket), BH_OUTCOME_DONE);
+	counts = (struct bh_histogram_counts){ 0 };
+	CU_ASSERT_TRUE(bh_pool_op_times(fx.pool, 0, &counts) > total_ns);
+	CU_ASSERT_EQUAL(counts.n, 2);
+	CU_ASSERT_EQUAL(fixture_stop(&fx), BH_POOL_CLEAN);
+}
+
 struct early {
 	bh_status returns;
 	bh_status completed, completed_again;
@@ -1446,6 +1487,8 @@ static const struct bh_test tests[] = {
 	{ "deadline: the heap is ordered", heap_is_ordered },
 	{ "pending: completed from another thread, worker free meanwhile",
 	  pending_completed_elsewhere },
+	{ "an op's times go from its start to its outcome, what is pending included",
+	  times_of_ops },
 	{ "pending: completed before run() returns, the first one counts",
 	  completed_before_run_returns },
 	{ "pending: completed twice, or after the end, is refused", completed_twice_or_never_was },
