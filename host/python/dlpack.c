@@ -213,11 +213,27 @@ static PyObject *ask_capsule(PyObject *object, uint64_t stream)
 	return capsule;
 }
 
+/* How a tensor is wanted. */
+struct wish {
+	bool writable, strided, guarded;
+	const struct bh_cuda_use *use; /* NULL: the CPU's */
+	long device;		       /* with `use`: the type that __dlpack_device__() has told */
+};
+
 /* What is checked of a tensor before it is taken: until then the capsule's own destructor deletes it. */
-static int check_elements(const DLTensor *t, const struct bh_cuda_use *use)
+static int check_elements(const DLTensor *t, const struct wish *wish)
 {
-	if (judge_device(use, (long)t->device.device_type, t->device.device_id) < 0)
+	if (judge_device(wish->use, (long)t->device.device_type, t->device.device_id) < 0)
 		return -1;
+	/* It was told of a stream, or not, by what it said before. */
+	if (wish->use && (long)t->device.device_type != wish->device) {
+		PyErr_Format(
+			PyExc_BufferError,
+			"its __dlpack_device__() says %ld and its tensor is on a device of the "
+			"type %d; both must be the same",
+			wish->device, (int)t->device.device_type);
+		return -1;
+	}
 	if (t->dtype.lanes != 1 || t->dtype.bits == 0 || t->dtype.bits % 8 != 0) {
 		PyErr_Format(
 			PyExc_BufferError,
@@ -322,12 +338,6 @@ static void describe(struct bh_buffer_info *info, const DLTensor *t, uint64_t le
 		info->shape[i] = t->shape[i];
 }
 
-/* How a tensor is wanted. */
-struct wish {
-	bool writable, strided, guarded;
-	const struct bh_cuda_use *use; /* NULL: the CPU's */
-};
-
 /* Fills `self` from the tensor; -1 with an exception raised. */
 static int take_description(struct pytensor *self, const DLTensor *t, const struct wish *wish,
 			    bool readonly)
@@ -335,7 +345,7 @@ static int take_description(struct pytensor *self, const DLTensor *t, const stru
 	int64_t strides[BH_NDIM_MAX] = { 0 };
 	uint64_t length;
 
-	if (check_elements(t, wish->use) < 0 || measure(t, &length) < 0)
+	if (check_elements(t, wish) < 0 || measure(t, &length) < 0)
 		return -1;
 	if (length > 0 &&
 	    (byte_strides(t, strides) < 0 || (!wish->strided && check_contiguous(t, strides) < 0)))
@@ -405,16 +415,16 @@ static int take_tensor(struct pytensor *self, PyObject *capsule, const struct wi
 	return 0;
 }
 
-static struct bh_buffer *take(PyObject *object, const struct wish *wish)
+static struct bh_buffer *take(PyObject *object, struct wish *wish)
 {
 	struct pytensor *self;
 	PyObject *capsule;
 	uint64_t stream = 0;
-	long device;
 
-	if (ask_device(object, wish->use, &device) < 0)
+	if (ask_device(object, wish->use, &wish->device) < 0)
 		return NULL;
-	if (wish->use && device != BH_DL_CUDA_HOST) /* pinned memory is the CPU's: it has none */
+	if (wish->use &&
+	    wish->device != BH_DL_CUDA_HOST) /* pinned memory is the CPU's: it has none */
 		stream = wish->use->stream;
 	self = calloc(1, sizeof(*self));
 	if (!self) {
@@ -443,7 +453,7 @@ static struct bh_buffer *take(PyObject *object, const struct wish *wish)
 
 struct bh_buffer *bh_pydlpack_new(PyObject *object, bool writable, bool strided, bool guarded)
 {
-	const struct wish wish = { .writable = writable, .strided = strided, .guarded = guarded };
+	struct wish wish = { .writable = writable, .strided = strided, .guarded = guarded };
 
 	return take(object, &wish);
 }
@@ -451,7 +461,7 @@ struct bh_buffer *bh_pydlpack_new(PyObject *object, bool writable, bool strided,
 struct bh_buffer *bh_pydlpack_new_cuda(PyObject *object, bool writable, bool strided,
 				       const struct bh_cuda_use *use)
 {
-	const struct wish wish = { .writable = writable, .strided = strided, .use = use };
+	struct wish wish = { .writable = writable, .strided = strided, .use = use };
 
 	return take(object, &wish);
 }
