@@ -380,7 +380,8 @@ static void pools(void)
 	later = page_of(render_pool, &fx);
 	expect_line(later, "bulkhead_pool_tasks_total{pool=\"fixture\",outcome=\"done\"} 3");
 	expect_line(later, "bulkhead_pool_state{pool=\"fixture\",state=\"clean\"} 1");
-	expect_line(later, "bulkhead_op_seconds_bucket{pool=\"fixture\",op=\"call\",le=\"+Inf\"} 4");
+	expect_line(later,
+		    "bulkhead_op_seconds_bucket{pool=\"fixture\",op=\"call\",le=\"+Inf\"} 4");
 	expect_line(later, "bulkhead_op_seconds_count{pool=\"fixture\",op=\"call\"} 4");
 	CU_ASSERT_PTR_NULL(strstr(strstr(later, "bulkhead_op_seconds_count") + 1,
 				  "bulkhead_op_seconds_count"));
