@@ -406,14 +406,6 @@ void fake_before_op(const struct fake_context *ctx)
 
 /* ---- one call ----------------------------------------------------------------------------------------- */
 
-static void fork_child(void)
-{
-	/* Whoever held them is not there any more. Calls are refused before they take one, but for a process that
-	 * forks before cuInit. */
-	pthread_mutex_init(&fake.lock, NULL);
-	pthread_mutex_init(&rule_lock, NULL);
-}
-
 static void setup(void)
 {
 	const char *path = getenv("FAKECUDA_LOG"), *text;
@@ -424,7 +416,6 @@ static void setup(void)
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&fake.progress, &clock);
 	pthread_condattr_destroy(&clock);
-	pthread_atfork(NULL, NULL, fork_child);
 	if (path && *path)
 		log_fd = open(path, flags, 0644);
 	path = getenv("FAKECUDA_VIOLATIONS");
