@@ -523,10 +523,15 @@ static bool host_mapped(const char *base, size_t size, bool writable)
 	return at >= end;
 }
 
+/* Whole pages are locked: two ranges that share one overlap. */
 static bool host_overlaps(const char *base, size_t size)
 {
+	uintptr_t begin = (uintptr_t)base / PAGE * PAGE,
+		  end = round_up((uintptr_t)base + size, PAGE);
+
 	for (struct host_range *r = host_ranges; r; r = r->next)
-		if (base < r->base + r->size && r->base < base + size)
+		if (begin < round_up((uintptr_t)r->base + r->size, PAGE) &&
+		    (uintptr_t)r->base / PAGE * PAGE < end)
 			return true;
 	return false;
 }

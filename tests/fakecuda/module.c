@@ -420,6 +420,11 @@ FAKE_EXPORT CUresult CUDAAPI cuModuleLoadDataEx(CUmodule *ret_module, const void
 	FAKE_END(CUDA_SUCCESS);
 }
 
+FAKE_EXPORT CUresult CUDAAPI cuModuleLoadData(CUmodule *ret_module, const void *image)
+{
+	return cuModuleLoadDataEx(ret_module, image, 0, NULL, NULL);
+}
+
 /* As the real one it waits for what may still use the code. */
 FAKE_EXPORT CUresult CUDAAPI cuModuleUnload(CUmodule handle)
 {

@@ -5,7 +5,6 @@
 #include "tests/fakecuda/fake.h"
 
 #include <ctype.h>
-#include <stdio.h>
 #include <string.h>
 
 /* cuda.h gives some of these names to their newer versions. */
@@ -88,6 +87,7 @@
 	ROW("cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2)                                       \
 	ROW("cuMemsetD8Async", 3020, cuMemsetD8Async)                                              \
 	ROW("cuModuleGetFunction", 2000, cuModuleGetFunction)                                      \
+	ROW("cuModuleLoadData", 2000, cuModuleLoadData)                                            \
 	ROW("cuModuleLoadDataEx", 2010, cuModuleLoadDataEx)                                        \
 	ROW("cuModuleUnload", 2000, cuModuleUnload)                                                \
 	ROW("cuPointerGetAttributes", 7000, cuPointerGetAttributes)                                \
@@ -253,11 +253,12 @@ static const struct {
 	const char *name;
 } errors[] = { ERRORS };
 #undef ROW
+#define N_ERRORS (sizeof(errors) / sizeof(errors[0]))
 
 /* Neither is logged: they look at nothing that a driver's end could take. */
 FAKE_EXPORT CUresult CUDAAPI cuGetErrorName(CUresult code, const char **name)
 {
-	for (size_t i = 0; i < sizeof(errors) / sizeof(errors[0]); i++)
+	for (size_t i = 0; i < N_ERRORS; i++)
 		if (errors[i].code == code) {
 			*name = errors[i].name;
 			return CUDA_SUCCESS;
@@ -266,20 +267,27 @@ FAKE_EXPORT CUresult CUDAAPI cuGetErrorName(CUresult code, const char **name)
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-/* The name in small letters: enough for a test. */
+/* The name in small letters, which is enough for a test: made before anybody can ask, and valid for ever. */
+static char words[N_ERRORS][80];
+
+__attribute__((constructor)) static void words_make(void)
+{
+	for (size_t i = 0; i < N_ERRORS; i++) {
+		const char *name = errors[i].name + sizeof("CUDA") - 1;
+
+		name += strncmp(name, "_ERROR_", 7) == 0 ? 7 : 1;
+		for (size_t k = 0; name[k] && k < sizeof(words[i]) - 1; k++)
+			words[i][k] = name[k] == '_' ? ' ' : (char)tolower((unsigned char)name[k]);
+	}
+}
+
 FAKE_EXPORT CUresult CUDAAPI cuGetErrorString(CUresult code, const char **text)
 {
-	static _Thread_local char words[80];
-	const char *name;
-
-	if (cuGetErrorName(code, &name) != CUDA_SUCCESS) {
-		*text = NULL;
-		return CUDA_ERROR_INVALID_VALUE;
-	}
-	name += code == CUDA_SUCCESS ? sizeof("CUDA") : sizeof("CUDA_ERROR");
-	snprintf(words, sizeof(words), "%s", name);
-	for (char *c = words; *c; c++)
-		*c = *c == '_' ? ' ' : (char)tolower((unsigned char)*c);
-	*text = words;
-	return CUDA_SUCCESS;
+	for (size_t i = 0; i < N_ERRORS; i++)
+		if (errors[i].code == code) {
+			*text = words[i];
+			return CUDA_SUCCESS;
+		}
+	*text = NULL;
+	return CUDA_ERROR_INVALID_VALUE;
 }

@@ -834,6 +834,37 @@ static int case_sticky(void)
 	return 0;
 }
 
+/* For tests/device/run: what there is, or why nothing can be tested. */
+static int case_probe(void)
+{
+	const char *why = NULL;
+	char name[96] = "";
+	int version = 0, n = 0;
+	CUresult result;
+
+	if (!libcuda_load(&why)) {
+		printf("no driver: %s\n", why);
+		return 77;
+	}
+	if (libcuda_is_double()) {
+		printf("the library is the test double\n");
+		return 77;
+	}
+	result = cuda.cuInit_(0);
+	if (result == CUDA_SUCCESS)
+		result = cuda.cuDeviceGetCount_(&n);
+	if (result != CUDA_SUCCESS || n == 0) {
+		printf("a driver, but no device: cuInit and cuDeviceGetCount gave %d\n",
+		       (int)result);
+		return 77;
+	}
+	MUST(cuda.cuDeviceGetName_(name, sizeof(name), 0) == CUDA_SUCCESS);
+	MUST(cuda.cuDriverGetVersion_(&version) == CUDA_SUCCESS);
+	printf("%d device%s, the first is %s; the driver is of CUDA %d.%d\n", n, n == 1 ? "" : "s",
+	       name, version / 1000, version % 1000 / 10);
+	return 0;
+}
+
 static void sticky_fault(void)
 {
 	CU_ASSERT_EQUAL(libcuda_child("sticky", NULL), 0);
@@ -883,6 +914,8 @@ int main(int argc, char **argv)
 
 	if (argc == 2 && strcmp(argv[1], "--case=sticky") == 0)
 		return case_sticky();
+	if (argc == 2 && strcmp(argv[1], "--case=probe") == 0)
+		return case_probe();
 	if (!libcuda_load(&why)) {
 		printf("Bail out! %s\n", why);
 		return 1;

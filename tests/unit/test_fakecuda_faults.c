@@ -751,6 +751,21 @@ static void pageable_memory(void)
 	OK(cuda.cuMemFree_(a));
 }
 
+static void shared_pages(void)
+{
+	char *memory = aligned_alloc(4096, 8192);
+
+	START();
+	memset(memory, 0, 8192);
+	OK(cuda.cuMemHostRegister_(memory, 100, 0));
+	GIVES(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED,
+	      cuda.cuMemHostRegister_(memory + 200, 100, 0));
+	OK(cuda.cuMemHostRegister_(memory + 4096, 100, 0));
+	OK(cuda.cuMemHostUnregister_(memory + 4096));
+	OK(cuda.cuMemHostUnregister_(memory));
+	free(memory);
+}
+
 /* Everything at once: for the sanitizers, and for what a lock could tie up. */
 static void *hammer(void *user)
 {
@@ -875,6 +890,7 @@ static const struct bh_test tests[] = {
 	{ "an old driver has fewer functions, and does not know newer versions", old_driver },
 	{ "memory is finite, pools count, attributes are set by device", memory_and_attributes },
 	{ "pageable memory has been read, or written, when the call returns", pageable_memory },
+	{ "host memory is registered by whole pages", shared_pages },
 	{ "many threads at once do not disturb each other", hammered },
 };
 
