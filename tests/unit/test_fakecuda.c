@@ -557,26 +557,36 @@ static void event_times(void)
 	OK(cuda.cuStreamDestroy_(stream));
 }
 
+/* Time for what does not wait to be done with. */
+static void let_others_work(CUdeviceptr a, CUstream stream)
+{
+	for (int i = 0; i < 20; i++) {
+		OK(cuda.cuMemsetD8Async_(a, 1, SIZE, stream));
+		OK(cuda.cuStreamSynchronize_(stream));
+	}
+}
+
 static void legacy_stream(void)
 {
 	struct libcuda_gate gate;
-	CUdeviceptr a;
+	CUdeviceptr a, b;
 	CUstream blocking = NULL, free_stream;
 
 	START();
 	a = device_memory(SIZE);
+	b = device_memory(SIZE);
 	free_stream = new_stream();
 	OK_FATAL(cuda.cuStreamCreateWithPriority_(&blocking, CU_STREAM_DEFAULT, 0));
 	libcuda_gate_close(&gate, CU_STREAM_LEGACY);
-	OK(cuda.cuMemsetD8Async_(a, 1, SIZE, free_stream));
-	OK(cuda.cuStreamSynchronize_(free_stream));
 	OK(cuda.cuMemsetD8Async_(a, 2, SIZE, blocking));
+	let_others_work(b, free_stream);
 	GIVES(CUDA_ERROR_NOT_READY, cuda.cuStreamQuery_(blocking));
 	libcuda_gate_open(&gate);
 	OK(cuda.cuStreamSynchronize_(blocking));
 	/* And the other way round. */
 	libcuda_gate_close(&gate, blocking);
 	OK(cuda.cuMemsetD8Async_(a, 3, SIZE, NULL));
+	let_others_work(b, free_stream);
 	GIVES(CUDA_ERROR_NOT_READY, cuda.cuStreamQuery_(NULL));
 	libcuda_gate_open(&gate);
 	OK(cuda.cuStreamSynchronize_(NULL));
@@ -585,6 +595,7 @@ static void legacy_stream(void)
 	OK(cuda.cuStreamDestroy_(blocking));
 	OK(cuda.cuStreamDestroy_(free_stream));
 	OK(cuda.cuMemFree_(a));
+	OK(cuda.cuMemFree_(b));
 }
 
 static void priorities(void)

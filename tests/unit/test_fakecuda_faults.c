@@ -348,6 +348,58 @@ static void stray_ranges(void)
 	free(host);
 }
 
+static void freed_in_order(void)
+{
+	struct libcuda_gate gate;
+	CUdeviceptr a;
+	CUstream stream;
+	uint64_t before;
+
+	START();
+	stream = new_stream();
+	a = device_memory();
+	before = counts().violations;
+	libcuda_gate_close(&gate, stream);
+	OK(cuda.cuMemFreeAsync_(a, stream));
+	/* It is still there, for what was queued before; not for what comes now. */
+	CU_ASSERT(counts().allocated_bytes >= SIZE);
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFreeAsync_(a, stream));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuda.cuMemFree_(a));
+	GIVES(CUDA_ERROR_INVALID_VALUE, cuda.cuMemsetD8Async_(a, 0, 1, stream));
+	CU_ASSERT_EQUAL(counts().violations, before + 3);
+	libcuda_gate_open(&gate);
+	OK(cuda.cuStreamSynchronize_(stream));
+	OK(cuda.cuStreamDestroy_(stream));
+}
+
+static void images(void)
+{
+	unsigned char fatbin[64] = { 0x50, 0xed, 0x55, 0xba, 1, 0, 16, 0, 48 };
+	unsigned char cubin[128] = { 0x7f, 'E', 'L', 'F', 2, 1, 1 };
+	static const unsigned char garbage[64] = { 0xff, 1, 2, 3 };
+	CUmodule module = NULL;
+	CUfunction function = NULL;
+
+	START();
+	/* A fatbin may be compressed: any name that the double has is taken to be in it. */
+	OK(cuda.cuModuleLoadDataEx_(&module, fatbin, 0, NULL, NULL));
+	OK(cuda.cuModuleGetFunction_(&function, module, "add_one"));
+	GIVES(CUDA_ERROR_NOT_FOUND, cuda.cuModuleGetFunction_(&function, module, "no_such"));
+	OK(cuda.cuModuleUnload_(module));
+	fatbin[8] = 0; /* nothing in it */
+	GIVES(CUDA_ERROR_INVALID_IMAGE, cuda.cuModuleLoadDataEx_(&module, fatbin, 0, NULL, NULL));
+	cubin[18] = 190; /* the machine */
+	cubin[40] = 128; /* where the section headers, none, are */
+	memcpy(cubin + 64, "spin", 5);
+	OK(cuda.cuModuleLoadDataEx_(&module, cubin, 0, NULL, NULL));
+	OK(cuda.cuModuleGetFunction_(&function, module, "spin"));
+	GIVES(CUDA_ERROR_NOT_FOUND, cuda.cuModuleGetFunction_(&function, module, "add_one"));
+	OK(cuda.cuModuleUnload_(module));
+	cubin[18] = 62; /* an x86 program */
+	GIVES(CUDA_ERROR_INVALID_IMAGE, cuda.cuModuleLoadDataEx_(&module, cubin, 0, NULL, NULL));
+	GIVES(CUDA_ERROR_INVALID_IMAGE, cuda.cuModuleLoadDataEx_(&module, garbage, 0, NULL, NULL));
+}
+
 static CUfunction load_function(const char *name)
 {
 	CUmodule module = NULL;
@@ -877,6 +929,9 @@ static const struct bh_test tests[] = {
 	{ "the control file is read when it changes, and what it said before is over", controlled },
 	{ "a handle that was destroyed is found out", stale_handles },
 	{ "a copy or fill outside of one live allocation is found out", stray_ranges },
+	{ "what is freed in a stream's order is there until its turn, and not for new work",
+	  freed_in_order },
+	{ "cubins and fatbins are known by their shape", images },
 	{ "a kernel's stray access kills the context", stray_kernels },
 	{ "device memory cannot be touched by the host", device_memory_is_not_the_hosts },
 	{ "a host function that calls the driver is refused", host_function_calls },
