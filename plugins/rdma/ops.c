@@ -849,7 +849,7 @@ static bh_status run_info(void *state, struct bh_task *task, const struct bh_val
 
 const struct bh_op bh_rdma_ops[BH_RDMA_OPS] = {
 	{ .name = "register",
-	  .args = "memory:object access:str=\"read\"",
+	  .args = "memory:object access:str=read",
 	  .ret = "list",
 	  .run = run_register,
 	  .doc = "Lets peers reach this memory: whatever has the buffer protocol or DLPack, "

@@ -294,6 +294,13 @@ def test_access_rights(node):
     assert b.run(WRITE, descriptor=writable, size=size, offset=0) is None
 
 
+def test_the_op_itself_registers_for_reading(node):
+    """The pool's op without Rdma around it: its preset is what its signature says."""
+    a = node()
+    assert a.run("return len((await rdma.pool.register(bytes(64)))[3])") > 32
+    assert a.run("import inspect; return inspect.signature(rdma.pool.register).parameters['access'].default") == "read"
+
+
 def test_past_the_end(node):
     """Refused here with the numbers; a forged length is refused there, and nothing is touched."""
     a, b = node(), node()
