@@ -10,7 +10,8 @@ What it shows of Bulkhead: the Python part runs as callables on one stream of th
 arithmetic as native kernels on another, without the GIL, and the control plane answers meanwhile.
 
 Manifest: [app search] object = linesearch:Search, option.paths = files or directories (a blank or
-a colon between them). Standard library only.
+a colon between them), option.score = cuda to score on the pool of that name: of the cuda plugin, with
+the vectors in the device's memory. Standard library only.
 """
 
 from __future__ import annotations
@@ -118,9 +119,11 @@ class Search:
         if not paths:
             raise ValueError(f"[app {app.name}] option.paths: give files or directories to index")
         self.pool = bulkhead.pool("stream")
+        scorer = bulkhead.pool(app.options.get("score", "stream"))
+        self.on_device = "alloc" in scorer.ops  # it computes in memory of its own
         # Two streams: what is submitted to one runs in order, and neither waits for the other.
         self.index = self.pool.lane("index")
-        self.score = self.pool.lane("score")
+        self.score = scorer.lane("score")
 
         self.files = await self.index.run(find_files, paths)
         alike: dict[str, list[Line]] = {}
@@ -143,18 +146,30 @@ class Search:
             self.index.mul(squares, row, row, wait=True)
             self.index.add(self.scales, self.scales, squares, wait=True)
         await self.index.run(invert_roots, memoryview(self.scales), wait=True)
+        if self.on_device:
+            self.rows = [await self.to_device(row) for row in self.rows]
+            self.scales = await self.to_device(self.scales)
         self.seconds = time.monotonic() - began
         print(f"indexed {self.lines} lines in {self.seconds:.2f} s")
 
     def row(self) -> bulkhead.Buffer:
         return bulkhead.Buffer.allocate(len(self.alike))  # float32 zeros
 
+    async def to_device(self, row: bulkhead.Buffer) -> bulkhead.Buffer:
+        there = await self.zeros()
+        await self.score.copy(there, row)
+        return there
+
+    async def zeros(self) -> bulkhead.Buffer:
+        """A row where scores are computed."""
+        return await self.score.alloc([len(self.alike)]) if self.on_device else self.row()
+
     @bulkhead.endpoint
     async def search(self, query: str, k: int = 5) -> list[dict]:
         """The `k` lines most like `query`, best first; lines that share nothing are left out."""
         if not 1 <= k <= K_MAX:
             raise ValueError(f"k: {k} given, 1 to {K_MAX} accepted")
-        counts, scores = Counter(places(normal(query))), self.row()
+        counts, scores = Counter(places(normal(query))), await self.zeros()
         length = math.hypot(*counts.values())
         for place, n in counts.items():
             self.score.axpy(scores, n, self.rows[place], wait=True)

@@ -28,6 +28,7 @@
 /* NEED(name, version of its prototype) and MAY: pointers that may be NULL. */
 #define BH_CUDA_FUNCTIONS(NEED, MAY)                                                               \
 	NEED(cuInit, 2000)                                                                         \
+	NEED(cuDriverGetVersion, 2020)                                                             \
 	NEED(cuGetErrorName, 6000)                                                                 \
 	NEED(cuGetErrorString, 6000)                                                               \
 	NEED(cuDeviceGetCount, 2000)                                                               \

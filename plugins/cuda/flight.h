@@ -2,9 +2,10 @@
 /* flight - work that has been given to the device and is not over: who awaits it, and how its end is noticed.
  *
  * Work is followed by an event on its stream. A progress thread asks the events and ends the work, so that a
- * kernel that runs holds no worker. It polls for a moment, then sleeps between two looks for at most a 16th of
- * the time that the oldest work has been on its way, never for more than a millisecond: a long kernel costs
- * no CPU, a short one is seen at once. The driver's own waits cannot be interrupted and are not used.
+ * kernel that runs holds no worker. It asks for the first work of each stream alone, as a stream goes in order.
+ * It polls for a moment, then sleeps between two looks for a 16th of the time that the youngest of these has
+ * been the first of its stream, never for more than a millisecond: a long kernel costs no CPU, a short one is
+ * seen at once. The driver's own waits cannot be interrupted and are not used.
  *
  * Thread: add() on workers; done() on the progress thread, or on the worker within add(). One lock guards the
  *         list; it is held neither while the driver is called nor while done() runs.
@@ -23,16 +24,19 @@ struct bh_cuda_work {
 	void (*done)(struct bh_cuda_work *work, CUresult result);
 	/* The flight's own. */
 	CUevent event;
-	int64_t began_ns;
-	struct bh_cuda_work *next;
+	CUstream stream;
+	int64_t first_ns;		/* since when it has been the first of its stream */
+	struct bh_cuda_work *next;	/* of the same stream */
+	struct bh_cuda_work *last;	/* of a first one: the last of its stream */
+	struct bh_cuda_work *neighbour; /* of a first one: the first of another stream */
 };
 
 struct bh_cuda_flight_options {
 	int64_t inline_ns; /* how long add() itself looks for the end before it leaves it to the thread */
 	int64_t spin_ns; /* how long the progress thread polls before it sleeps between looks */
 	int64_t (*now_ns)(void *user);
-	/* `n` works are under way now. Any thread. */
-	void (*counted)(void *user, uint64_t n);
+	/* One work more, or one less, is under way. Any thread. */
+	void (*counted)(void *user, int by);
 	void *user;
 };
 

@@ -4,6 +4,8 @@
 
 #include "tests/fakecuda/kernels.h"
 
+#include "tests/fakecuda/kernels_bulkhead.h"
+
 /* add_one(u32 *data, u32 n): each data[i] grows by one. */
 static int add_one(const struct fake_launch *launch)
 {
@@ -70,5 +72,6 @@ static const struct fake_kernel test_kernels[] = {
 
 const struct fake_kernel *const fake_kernel_tables[] = {
 	test_kernels,
+	fake_kernels_bulkhead,
 	NULL,
 };

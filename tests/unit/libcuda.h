@@ -11,7 +11,6 @@
 #include "plugins/cuda/driver.h"
 
 #define LIBCUDA_MORE(GET)                                                                          \
-	GET(cuDriverGetVersion, 2020)                                                              \
 	GET(cuCtxGetDevice, 2000)                                                                  \
 	GET(cuCtxPushCurrent, 4000)                                                                \
 	GET(cuCtxPopCurrent, 4000)                                                                 \
