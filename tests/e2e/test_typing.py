@@ -48,6 +48,40 @@ APP = """
             print(event.kind, event.facts)
 """
 
+CUDA = """
+    from __future__ import annotations
+
+    import array
+    from pathlib import Path
+
+    import bulkhead
+    import bulkhead.cuda
+    from bulkhead.cuda import f32
+
+
+    class Device:
+        async def start(self) -> None:
+            self.cuda: bulkhead.cuda.Cuda = bulkhead.cuda.pool()
+            self.names: list[str] = [(await self.cuda.info()).name]
+
+        @bulkhead.endpoint
+        async def best(self, rows: list[float]) -> list[list[float]]:
+            cuda = self.cuda
+            x: bulkhead.Buffer = await cuda.to_device(array.array("f", rows))
+            out = cuda.alloc(x.shape, x.dtype)  # a task: it stands for the memory
+            async with await cuda.module(Path("/srv/k.ptx")) as module, await cuda.stream(-1) as stream:
+                async with await stream.record() as event:
+                    await stream.wait(event)
+                done: bulkhead.Task[None] = module.launch("k", 8, (32, 4), [out, f32(2), x, 1], stream=stream)
+                await done
+            async with await cuda.pin(await cuda.alloc_host(4)) as pinned:
+                print(pinned.memory)
+            host: bulkhead.Buffer = await cuda.to_host(await out)
+            text: bytearray = await cuda.to_host(out, bytearray(x.nbytes))
+            print(host.nbytes, len(text), await cuda.sum(out) + 1.0)
+            return await cuda.top_k(out, 5)
+"""
+
 TEST = """
     from bulkhead.testing import Host, run
 
@@ -72,6 +106,10 @@ WRONG = {
     'bulkhead.pool("x").dot(1, 2).shape': "attr-defined",
     'bulkhead.pool("x").dot(1, 2).cancel(5)': "call-arg",
     'bulkhead.App("x", {}).optoins': "attr-defined",
+    'bulkhead.cuda.pool().sum(1)': "arg-type",
+    'bulkhead.cuda.pool().alloc("8")': "arg-type",
+    'bulkhead.cuda.pool().to_host(bulkhead.cuda.pool().alloc(8))': "call-overload",
+    'bulkhead.cuda.f32("1")': "arg-type",
 }  # fmt: skip
 
 
@@ -101,8 +139,13 @@ def test_an_app_and_its_test_are_strictly_typed_by_it(mypy):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_an_app_over_cuda_is_strictly_typed_by_it(mypy):
+    done = mypy("device.py", device=CUDA)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_mistakes_are_found_by_it(mypy):
-    done = mypy("wrong.py", wrong="import bulkhead\n\n" + "\n".join(WRONG))
+    done = mypy("wrong.py", wrong="import bulkhead, bulkhead.cuda\n\n" + "\n".join(WRONG))
     found = {int(line.split(":")[1]): line.rpartition("[")[2].rstrip("]") for line in done.stdout.splitlines() if ": error:" in line}
     assert found == {number: code for number, code in enumerate(WRONG.values(), 3)}, done.stdout
 
