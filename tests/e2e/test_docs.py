@@ -77,15 +77,15 @@ def test_other_python_is_python():
         compile(textwrap.dedent(text), f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
-# ---- docs/rdma.md
+# ---- docs/rdma.md, docs/cuda.md
 
-RDMA_DOC = DOC.with_name("rdma.md")
-RDMA = DOC.parents[1] / "plugins" / "rdma"
+RDMA_DOC, CUDA_DOC = DOC.with_name("rdma.md"), DOC.with_name("cuda.md")
+RDMA, CUDA = DOC.parents[1] / "plugins" / "rdma", DOC.parents[1] / "plugins" / "cuda"
 
 
-def rows(heading: str) -> list[list[str]]:
+def rows(heading: str, doc: Path = RDMA_DOC) -> list[list[str]]:
     """The cells of all tables under that heading."""
-    part = RDMA_DOC.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    part = doc.read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("| `")]
 
 
@@ -125,3 +125,29 @@ class App:
     h = host(manifest, {"rdma_doc.py": app})
     assert h.call("example") == "here" * 16
     assert h.stop() == 0
+
+
+def test_cuda_python_is_python():
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```$", CUDA_DOC.read_text(), re.M | re.S)
+    assert blocks
+    for number, text in enumerate(blocks):
+        compile(textwrap.dedent(text), f"block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+def test_cuda_manifest_keys_and_presets_are_the_plugins():
+    source = (CUDA / "cuda.c").read_text().split("bh_option options[] = {")[1].split("\n};")[0]
+    have = dict(re.findall(r'\.name = "(\w+)",.*?\.preset = "(.*?)"', source, re.S))
+    assert have and {row[0].strip("`"): row[1].strip("`") for row in rows("Manifest", CUDA_DOC)} == have
+
+
+def test_cuda_metrics_are_the_plugins():
+    source = (CUDA / "cuda.c").read_text()
+    have = {name: kind.lower() for name, kind in re.findall(r'\{ "(\w+)", BH_METRIC_(\w+)', source)}
+    assert have and {row[0].strip("`"): row[1] for row in rows("Watching it", CUDA_DOC)} == have
+
+
+def test_cuda_error_codes_are_all_told_of_and_no_others():
+    errors = CUDA_DOC.read_text().split("\n## Errors\n")[1].split("\n## ")[0]
+    said = set(re.findall(r"`((?:cuda|option)\.[a-z_]+)`", errors))
+    sources = [*CUDA.glob("*.c"), DOC.parents[1] / "python" / "bulkhead" / "cuda.py"]
+    assert said == set().union(*(re.findall(r'"((?:cuda|option)\.[a-z_]+)"', path.read_text()) for path in sources))
