@@ -31,7 +31,8 @@ struct Index {
 };
 static Index threadIdx, blockIdx, gridDim;
 
-namespace emulation {
+namespace emulation
+{
 
 constexpr unsigned threads = 256;
 constexpr size_t stack = 64 * 1024;

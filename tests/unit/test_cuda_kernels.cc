@@ -47,7 +47,8 @@ static void elements(void (*axpy)(real *, real, const real *, uint64_t),
 {
 	for (size_t n : lengths)
 		for (unsigned grid : grids) {
-			std::vector<real> x = random_vector<real>(n), y = random_vector<real>(n + 1);
+			std::vector<real> x = random_vector<real>(n),
+					  y = random_vector<real>(n + 1);
 			std::vector<real> was = y;
 
 			emulation::launch(grid, [&] { axpy(y.data(), real(0.5), x.data(), n); });
@@ -98,7 +99,8 @@ static void reductions_of(void (*sum)(double *, const real *, uint64_t),
 			check(found == best, "max", found, best);
 			a[n / 2] = NAN;
 			emulation::launch(grid, [&] { max(parts.data(), a.data(), n); });
-			check(std::any_of(parts.begin(), parts.end(), [](double x) { return isnan(x); }),
+			check(std::any_of(parts.begin(), parts.end(),
+					  [](double x) { return isnan(x); }),
 			      "max of a NaN");
 		}
 }
@@ -129,15 +131,16 @@ static void matrix_times_vector()
 		for (uint64_t columns : { 0, 1, 31, 300 })
 			for (uint32_t lanes : { 8, 32, 256 })
 				for (unsigned grid : grids) {
-					std::vector<float> m(rows * columns + 1), x(columns + 1), out(rows, 7);
+					std::vector<float> m(rows * columns + 1), x(columns + 1),
+						out(rows, 7);
 
 					for (size_t i = 0; i < m.size(); i++)
 						m[i] = float(int(i % 17) - 8);
 					for (size_t i = 0; i < x.size(); i++)
 						x[i] = float(int(i % 5) - 2);
 					emulation::launch(grid, [&] {
-						bh_matvec_f32(out.data(), m.data(), x.data(), rows, columns,
-							      lanes);
+						bh_matvec_f32(out.data(), m.data(), x.data(), rows,
+							      columns, lanes);
 					});
 					for (uint64_t row = 0; row < rows; row++) {
 						float sum = 0;
@@ -173,7 +176,8 @@ static void top_k_of(const std::vector<real> &scores, uint32_t k, unsigned grid,
 			check(best[i].key == 0, "a place behind the last");
 			continue;
 		}
-		check(best[i].index == order[i], "an index", double(best[i].index), double(order[i]));
+		check(best[i].index == order[i], "an index", double(best[i].index),
+		      double(order[i]));
 		check(score_of(best[i].key) == double(scores[order[i]]), "a score");
 	}
 }
@@ -193,12 +197,13 @@ static void the_best()
 							    : order == 1 ? float(i)
 							    : order == 2 ? -float(i)
 							    : order == 3 ? (i % 2 ? 0.0f : -0.0f)
-							    : order == 4 ? float(i * 7919 % 7)
-									 : (i % 3 ? NAN : -INFINITY);
+							    : order == 4
+								    ? float(i * 7919 % 7)
+								    : (i % 3 ? NAN : -INFINITY);
 					top_k_of<float>(scores, k, grid, bh_top_k_f32);
 					if (order < 2 && n < 5000)
-						top_k_of<double>({ scores.begin(), scores.end() }, k, grid,
-								 bh_top_k_f64);
+						top_k_of<double>({ scores.begin(), scores.end() },
+								 k, grid, bh_top_k_f64);
 				}
 }
 
@@ -212,8 +217,8 @@ static void run(const char *name, void (*test)())
 		emulation::backwards = backwards;
 		test();
 	}
-	printf("%s %d - cuda kernels on the CPU: %s\n", n_failed > before ? "not ok" : "ok", ++n_tests,
-	       name);
+	printf("%s %d - cuda kernels on the CPU: %s\n", n_failed > before ? "not ok" : "ok",
+	       ++n_tests, name);
 }
 
 int main()
