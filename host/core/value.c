@@ -75,9 +75,11 @@ bool bh_buffer_is_contiguous(const struct bh_buffer *buffer)
 	const struct bh_buffer_info *info = &buffer->info;
 	int64_t n = 1, expected;
 
+	if (info->length == 0) /* the product may be any */
+		return true;
 	for (uint32_t i = 0; i < info->n_dims; i++)
 		n *= info->shape[i];
-	if (info->length == 0 || n < 1)
+	if (n < 1)
 		return true;
 	expected = (int64_t)info->length / n; /* of one element: dtype_bits does not tell of all */
 	for (uint32_t i = info->n_dims; i-- > 0;) {

@@ -316,6 +316,10 @@ static struct bh_buffer *array_new(PyObject *object, uint32_t flags, struct bh_c
 		Py_DECREF(dict);
 		return NULL;
 	}
+	/* A copy holds what is read of it, whatever its numbers' __index__ do to the exporter's own. */
+	Py_SETREF(dict, PyDict_Copy(dict));
+	if (!dict)
+		return NULL;
 	self = calloc(1, sizeof(*self));
 	if (!self)
 		PyErr_NoMemory();

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "plugins/cuda/memory_private.h"
 
@@ -264,7 +265,9 @@ static bh_status run_alloc_host(void *state, struct bh_task *task, const struct 
 	info.size = sizeof(info);
 	info.kind = BH_BUFFER_HOST;
 	info.flags = BH_BUFFER_WRITABLE;
-	st = call.cuda->services->buffer_alloc(call.cuda->ctx, &info, 4096, &value.as.buffer);
+	/* Pages of its own: the driver pins none twice. */
+	st = call.cuda->services->buffer_alloc(call.cuda->ctx, &info,
+					       (uint64_t)sysconf(_SC_PAGESIZE), &value.as.buffer);
 	if (st < 0) {
 		(void)bh_cuda_fault(&fault, st, "cuda.host_memory",
 				    "the host has no %" PRIu64 " bytes of memory", bytes);
@@ -443,8 +446,11 @@ static bh_status run_copy(void *state, struct bh_task *task, const struct bh_val
 	if (!giving)
 		return -EIO;
 	giving->buffer = call.cuda->services->buffer_ref(copy.to.buffer);
-	if (copy.length > 0)
-		st = bh_cuda_check(&call, queue_copy(call.cuda, &copy, stream, &what), what);
+	if (copy.length > 0) {
+		CUresult result = queue_copy(call.cuda, &copy, stream, &what);
+
+		st = bh_cuda_check(&call, result, what);
+	}
 	if (st < 0) {
 		bh_cuda_pending_drop(&giving->pending);
 		return st;
@@ -494,24 +500,36 @@ static bh_status check_import(const struct bh_cuda_call *call, struct bh_buffer 
 {
 	const struct bh_cuda_device *device = &call->cuda->device;
 	struct bh_buffer_info info = { .size = sizeof(info) };
-	unsigned int type = 0;
+	unsigned int type = 0, managed = 0;
 	int ordinal = -1;
-	CUpointer_attribute attributes[] = { CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
-					     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL };
-	void *data[] = { &type, &ordinal };
+	CUdeviceptr begin = 0, at;
+	size_t size = 0;
+	CUpointer_attribute attributes[] = {
+		CU_POINTER_ATTRIBUTE_MEMORY_TYPE,      CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+		CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+		CU_POINTER_ATTRIBUTE_IS_MANAGED,
+	};
+	void *data[] = { &type, &ordinal, &begin, &size, &managed };
 	char given[96];
 	CUresult result;
 
 	if (call->cuda->services->buffer_info(buffer, &info) < 0 || info.length == 0 ||
 	    info.kind != BH_BUFFER_CUDA)
 		return 0;
-	result = device->driver->cuPointerGetAttributes_(2, attributes, data,
+	result = device->driver->cuPointerGetAttributes_(5, attributes, data,
 							 (CUdeviceptr)(uintptr_t)info.data);
 	if (bh_cuda_is_sticky(result))
 		return bh_cuda_check(call, result, "cuPointerGetAttributes");
-	if (result == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE && ordinal == device->ordinal)
-		return 0;
-	if (result == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE)
+	at = (CUdeviceptr)(uintptr_t)info.data;
+	/* What is managed is reached by every device, wherever it was made. */
+	if (result == CUDA_SUCCESS &&
+	    (managed || (type == CU_MEMORYTYPE_DEVICE && ordinal == device->ordinal))) {
+		if (at >= begin && at - begin <= size && info.length <= size - (at - begin))
+			return 0;
+		snprintf(given, sizeof(given), "%" PRIu64 " bytes where the driver knows of %zu",
+			 info.length,
+			 at >= begin && at - begin <= size ? size - (size_t)(at - begin) : 0);
+	} else if (result == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE)
 		snprintf(given, sizeof(given), "an address of device %d", ordinal);
 	else
 		snprintf(given, sizeof(given),
@@ -527,16 +545,29 @@ static bh_status order_behind(const struct bh_cuda_call *call, uint64_t after, C
 {
 	const struct bh_cuda_driver *driver = call->cuda->device.driver;
 	CUevent event = NULL;
+	CUresult result;
 	bh_status st;
 
 	if (after == 0)
 		return 0;
+	/* Of the exporter's thread, which is not this one: the legacy stream waits for those of all threads. */
+	if ((CUstream)(uintptr_t)after == CU_STREAM_PER_THREAD)
+		after = (uint64_t)(uintptr_t)CU_STREAM_LEGACY;
 	st = bh_cuda_check(call, driver->cuEventCreate_(&event, CU_EVENT_DISABLE_TIMING),
 			   "cuEventCreate");
 	if (st < 0)
 		return st;
-	st = bh_cuda_check(call, driver->cuEventRecord_(event, (CUstream)(uintptr_t)after),
-			   "cuEventRecord on the stream that __cuda_array_interface__ names");
+	result = driver->cuEventRecord_(event, (CUstream)(uintptr_t)after);
+	/* Were it the context that is gone, the next call would say so. */
+	if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_HANDLE)
+		st = bh_cuda_refuse(call, "cuda.import", "memory",
+				    "an object that names no stream of this device",
+				    "a stream that is there, or None, in its "
+				    "__cuda_array_interface__");
+	else
+		st = bh_cuda_check(
+			call, result,
+			"cuEventRecord on the stream that __cuda_array_interface__ names");
 	if (st == 0)
 		st = bh_cuda_check(call,
 				   driver->cuStreamWaitEvent_(stream, event, CU_EVENT_WAIT_DEFAULT),

@@ -443,6 +443,9 @@ static bh_status cuda_close(void *state)
 
 	(void)bh_cuda_device_enter(&cuda->device, &fault); /* a dead one says so at each call */
 	left.works = bh_cuda_flight_free(cuda->flight);
+	if (left.works == 0)
+		cuda->flight =
+			NULL; /* what follows may be the first to meet a fault, which is told to it */
 	left.handles = bh_cuda_handles_drain(cuda->handles, BH_CUDA_MODULE, left.works == 0);
 	if (left.works == 0)
 		bh_cuda_math_free(cuda->math, !dead);

@@ -246,8 +246,14 @@ void bh_cuda_device_close(struct bh_cuda_device *device)
 
 bh_status bh_cuda_device_enter(const struct bh_cuda_device *device, struct bh_cuda_fault *fault)
 {
-	return bh_cuda_result(device->driver, device->driver->cuCtxSetCurrent_(device->context),
-			      "cuCtxSetCurrent", fault);
+	const struct bh_cuda_driver *driver = device->driver;
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	CUresult result = driver->cuCtxSetCurrent_(device->context);
+
+	/* Else the capture of a graph by another library forbids this thread its calls, and is spoiled by them. */
+	if (result == CUDA_SUCCESS && driver->cuThreadExchangeStreamCaptureMode_)
+		(void)driver->cuThreadExchangeStreamCaptureMode_(&mode);
+	return bh_cuda_result(driver, result, "cuCtxSetCurrent", fault);
 }
 
 void bh_cuda_device_leave(const struct bh_cuda_device *device)

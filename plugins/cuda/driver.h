@@ -78,7 +78,8 @@
 	MAY(cuMemPoolTrimTo, 11020)                                                                \
 	MAY(cuMemAllocFromPoolAsync, 11020)                                                        \
 	MAY(cuMemFreeAsync, 11020)                                                                 \
-	MAY(cuFuncGetParamInfo, 12040)
+	MAY(cuFuncGetParamInfo, 12040)                                                             \
+	MAY(cuThreadExchangeStreamCaptureMode, 10010)
 
 /* cuda.h renames some of these names, so that a member would be called cuMemAlloc_v2: hence the `_`. */
 #define BH_CUDA_MEMBER(name, version) PFN_##name##_v##version name##_;

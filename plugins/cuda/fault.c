@@ -66,6 +66,7 @@ bool bh_cuda_is_sticky(CUresult result)
 	case CUDA_ERROR_LAUNCH_FAILED:
 	case CUDA_ERROR_TENSOR_MEMORY_LEAK:
 	case CUDA_ERROR_EXTERNAL_DEVICE:
+	case CUDA_ERROR_MPS_CLIENT_TERMINATED:
 		return true;
 	default:
 		return false;

@@ -116,7 +116,10 @@ static CUresult ask(const struct bh_cuda_flight *flight, const struct bh_cuda_wo
 {
 	CUresult result = dead(flight);
 
-	return result != CUDA_SUCCESS ? result : flight->device->driver->cuEventQuery_(work->event);
+	if (result == CUDA_SUCCESS)
+		result = flight->device->driver->cuEventQuery_(work->event);
+	/* A capture of a graph elsewhere forbids the question: that tells nothing of the work. */
+	return result == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED ? CUDA_ERROR_NOT_READY : result;
 }
 
 /* Looks for the end of the only work that is under way: a worker that waits for a few microseconds is back

@@ -223,6 +223,8 @@ static bh_status allow_shared_locked(const struct bh_cuda_call *call, struct bh_
 				     const struct kernel *kernel, int shared)
 {
 	const struct bh_cuda_driver *driver = call->cuda->device.driver;
+	/* All that there is: less could take back what another worker is about to use. */
+	int most = call->cuda->device.max_shared - kernel->static_shared;
 	int uncached = 0, *opted = &uncached;
 	bh_status st;
 
@@ -235,11 +237,11 @@ static bh_status allow_shared_locked(const struct bh_cuda_call *call, struct bh_
 		return 0;
 	st = bh_cuda_check(
 		call,
-		driver->cuFuncSetAttribute_(
-			kernel->function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared),
+		driver->cuFuncSetAttribute_(kernel->function,
+					    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most),
 		"cuFuncSetAttribute");
 	if (st == 0)
-		*opted = shared;
+		*opted = most;
 	return st;
 }
 

@@ -28,6 +28,9 @@
 /* How long the end waits for releases that have begun elsewhere. */
 #define RELEASE_WAIT_MS 1000
 
+/* How long an allocation waits for what is being freed before it says that the device is full. */
+#define FREE_WAIT_MS 1000u
+
 static bool is_dead(const struct bh_cuda_memory *memory)
 {
 	return atomic_load_explicit(&memory->cuda->dead, memory_order_relaxed) != CUDA_SUCCESS;
@@ -115,13 +118,22 @@ static bh_status fail_out_of_memory(const struct bh_cuda_call *call, uint64_t as
 	return cuda->services->task_fail(call->task, -ENOMEM, "cuda.out_of_memory", facts, 6);
 }
 
-/* What has been let go of, and what the pool keeps, may be enough. */
+/* What has been let go of, and what the pool keeps, may be enough. The worker does not wait for the device. */
 static CUresult allocate_again(struct bh_cuda_memory *memory, uint64_t bytes,
 			       CUdeviceptr *ret_address)
 {
-	bh_cuda_memory_reap(memory, false);
-	if (memory->pool)
+	unsigned ms = 0;
+
+	for (; ms < FREE_WAIT_MS && !bh_cuda_memory_reap(memory, false); ms++)
+		(void)poll(NULL, 0, 1); /* the reaper is at it */
+	if (memory->pool) {
+		/* What was freed counts as that when the host has seen it done. */
+		for (; ms < FREE_WAIT_MS &&
+		       driver_of(memory)->cuStreamQuery_(memory->stream) == CUDA_ERROR_NOT_READY;
+		     ms++)
+			(void)poll(NULL, 0, 1);
 		(void)driver_of(memory)->cuMemPoolTrimTo_(memory->pool, 0);
+	}
 	return allocate(memory, bytes, ret_address);
 }
 
@@ -137,14 +149,17 @@ static void release(void *value, struct bh_buffer *buffer)
 }
 
 /* Python code that was given the address may have queued work that is not over. All that is released in one round
- * was let go of before it. */
-static void wait_for_strangers(struct bh_cuda_memory *memory)
+ * was let go of before it. False: it cannot be waited for, as while another library captures a graph. */
+static bool wait_for_strangers(struct bh_cuda_memory *memory)
 {
+	CUresult result;
+
 	if (memory->synchronized || is_dead(memory))
-		return;
-	bh_cuda_note_result(memory->cuda, driver_of(memory)->cuCtxSynchronize_(),
-			    "cuCtxSynchronize");
-	memory->synchronized = true;
+		return true;
+	result = driver_of(memory)->cuCtxSynchronize_();
+	bh_cuda_note_result(memory->cuda, result, "cuCtxSynchronize");
+	memory->synchronized = result == CUDA_SUCCESS;
+	return memory->synchronized || is_dead(memory);
 }
 
 static void reap_device(struct bh_cuda_reap *reap)
@@ -155,8 +170,16 @@ static void reap_device(struct bh_cuda_reap *reap)
 	struct bh_buffer_info info = { .size = sizeof(info) };
 	struct bh_buffer *buffer = record->buffer;
 
-	if (services->buffer_info(buffer, &info) < 0 || info.flags & BH_BUFFER_SHARED)
-		wait_for_strangers(memory);
+	if (services->buffer_info(buffer, &info) < 0 || info.flags & BH_BUFFER_SHARED) {
+		if (!memory->may_wait && !memory->synchronized && !is_dead(memory)) {
+			bh_cuda_reaper_push(memory->cuda->reaper, reap);
+			return;
+		}
+		if (!wait_for_strangers(memory)) { /* SUP-10; close() tells of it */
+			record->stays = true;
+			return;
+		}
+	}
 	deallocate(memory, record->address);
 	unlink_record(memory, record);
 	free(record);
@@ -474,15 +497,17 @@ bh_status bh_cuda_memory_unpin(const struct bh_cuda_call *call, const struct bh_
 
 /* ---- the reaper's rounds ---------------------------------------------------------------------------------- */
 
-void bh_cuda_memory_reap(struct bh_cuda_memory *memory, bool wait)
+bool bh_cuda_memory_reap(struct bh_cuda_memory *memory, bool wait)
 {
 	if (wait)
 		pthread_mutex_lock(&memory->reaping);
 	else if (pthread_mutex_trylock(&memory->reaping) != 0)
-		return; /* it may be waiting for the device */
+		return false; /* it may be waiting for the device */
+	memory->may_wait = wait;
 	memory->synchronized = false;
 	bh_cuda_reaper_run(memory->cuda->reaper);
 	pthread_mutex_unlock(&memory->reaping);
+	return true;
 }
 
 void bh_cuda_memory_tell(struct bh_cuda_memory *memory)

@@ -29,8 +29,10 @@ struct bh_cuda_left {
  * memory is taken back from Python in any case. The memory object goes unless something is left. */
 void bh_cuda_memory_free(struct bh_cuda_memory *memory, bool lost, struct bh_cuda_left *ret_left);
 
-/* Frees what has been let go of. May block. `wait`: for another thread that is doing so. */
-void bh_cuda_memory_reap(struct bh_cuda_memory *memory, bool wait);
+/* Frees what has been let go of. `wait`: for another thread that is doing so, and for the device where other code
+ * may have queued work on the memory; else such memory is left to the reaper, and false says that somebody else
+ * is at it. */
+bool bh_cuda_memory_reap(struct bh_cuda_memory *memory, bool wait);
 /* Brings the metrics of the device's memory up to date. */
 void bh_cuda_memory_tell(struct bh_cuda_memory *memory);
 

@@ -24,7 +24,7 @@ struct bh_cuda_record {
 	uint64_t bytes;		  /* I */
 	struct bh_cuda_range *range;	      /* I: NULL: device memory */
 	uint32_t n_pins;		      /* P: pin() less unpin() */
-	bool stays;			      /* T: the end's: for the rest of the process */
+	bool stays;			      /* R, then the end's: for the rest of the process */
 	struct bh_cuda_record *newer, *older; /* M */
 };
 
@@ -37,7 +37,8 @@ struct bh_cuda_memory {
 	pthread_mutex_t pinning;	/* taken before `lock` */
 	struct bh_cuda_range *ranges;	/* P */
 	pthread_mutex_t reaping;	/* taken before `pinning`: one round at a time */
-	bool synchronized; /* R: under `reaping`: the device has been waited for in this round */
+	bool may_wait; /* R: under `reaping`: this round is on a thread that may wait for the device */
+	bool synchronized; /* R: the device has been waited for in this round */
 };
 
 /* New device memory in a new buffer, which the record's `buffer` refers to: the reference is the caller's. `info` as

@@ -55,7 +55,7 @@ from typing import (
 )
 
 from ._buffer import Buffer
-from ._errors import BulkheadError, DependentError, PluginError, Shutdown, UnknownPool
+from ._errors import BulkheadError, DependentError, Overloaded, PluginError, Shutdown, UnknownPool
 from ._pool import Pool, Task
 from ._pool import pool as _pool
 
@@ -163,8 +163,10 @@ def bool_(value: bool) -> Typed:
     return Typed("bool", value)
 
 
-def const(memory: _Memory) -> Typed:
-    """Memory that the kernel only reads, so that it may be read-only, as what import_() gives is."""
+def const(memory: Buffer) -> Typed:
+    """Memory that the kernel only reads, so that it may be read-only, as what import_() gives is. No task: await it."""
+    if isinstance(memory, Task):
+        raise TypeError(f"const(): a bulkhead.Buffer is wanted, so await the task that returns it, not {memory!r:.80}")
     return Typed("const", memory)
 
 
@@ -187,7 +189,9 @@ def _argument(arg: Any) -> Any:
     """A kernel's argument as the op takes it: numpy's scalars say their type themselves."""
     kind = type(arg)
     if kind.__module__ == "numpy" and kind.__name__ in _NUMPY:
-        return _NUMPY[kind.__name__](arg.item())
+        arg = _NUMPY[kind.__name__](arg.item())
+    if isinstance(arg, Typed) and arg.type in ("u64", "ptr") and arg.value >= 1 << 63:
+        return Typed("i64", arg.value - (1 << 64))  # the same bits; an op's ints end at 2**63 - 1
     return arg
 
 
@@ -298,8 +302,8 @@ class _Open:
         if not getattr(self, "_closed", True):
             self._closed = True
             if not sys.is_finalizing():  # else the pool's end has released it
+                self._cuda._close_unasked(self._closing, self._handle)  # first: the warning may be an error
                 warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=2)
-                self._cuda._close_unasked(self._closing, self._handle)
 
     def _of(self, cuda: Cuda, parameter: str) -> Any:
         """The number, for an op of `cuda`."""
@@ -387,7 +391,7 @@ class Module(_Open):
         `args`: one for each parameter:
 
           memory on the device   a writable Buffer of this pool, or a task that will return one: its address
-          const(memory)          the same for memory that the kernel only reads
+          const(memory)          a Buffer, no task, that the kernel only reads
           int, float, bool       of the parameter's size, where the driver tells it (12.4 and later); what does not fit is
                                  refused. An int is passed as an integer, a float as a floating-point number, whatever
                                  the kernel makes of it
@@ -515,10 +519,17 @@ class Cuda:
 
         `memory`: anything C-contiguous with the buffer protocol or DLPack: an array of numpy, a CPU tensor of torch, a
         bulkhead.Buffer, bytes (an array of uint8). It must not change until the task is done.
+        `wait` works from threads; on an event loop a full pool is Overloaded, as two ops follow each other here.
         """
         queue = self._queue(stream)
         shape, dtype = _described(memory)
         made = self._pool.alloc(shape, dtype, False, timeout=timeout, wait=wait)
+        if not made._accepted:  # it waits for room, and nothing can come after it before it has some
+            made.cancel()
+            raise Overloaded("pool.overloaded", {
+                "pool": self._pool.label, "op": "alloc",
+                "advice": "to_device() cannot wait for room on an event loop: await alloc(..., wait=True), then copy()",
+            })  # fmt: skip
         task: Task[Buffer] = self._pool.copy(made, memory, stream=queue, timeout=timeout, wait=wait)
         task.__class__ = _Copied
         return task
@@ -593,6 +604,8 @@ class Cuda:
         `memory`: a CUDA tensor of torch, an array of CuPy, whatever has DLPack or __cuda_array_interface__; C-contiguous.
         It is held as long as the Buffer. `stream`, or the section's own, is made to wait for what the library has queued
         on the memory so far, and the task is done when that is done; import it again when the library has queued more.
+        A library with a current stream for each thread, as torch is, is asked on a worker, where that is its default one:
+        synchronize first what was queued on another.
         `writable`: whether ops may write it.
         """
         task: Task[Buffer] = self._pool.import_memory(

@@ -417,6 +417,45 @@ def test_an_error_that_passes_fails_the_task_alone(node):
     assert n.metric("errors_total") == 1
 
 
+def test_a_capture_of_a_graph_elsewhere_ends_no_work(node):
+    """SUP-10: while another library captures, the driver forbids to ask for events: that tells nothing of the work."""
+    n = node({"cuda": "inline_wait = 0s"})
+    n.run("g.m = await cuda.alloc([10])")
+    n.control("fail cuEventQuery 1 CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+    assert n.run("return await failure(cuda.memset(g.m, 1))") is None
+    assert sum(call[4] == 900 for call in n.calls() if call[3] == "cuEventQuery") == 1
+
+
+def test_a_failed_copy_names_the_call(node):
+    n = node()
+    n.run("g.m = await cuda.alloc([10])")
+    n.control("fail cuMemcpyHtoDAsync 1 CUDA_ERROR_INVALID_VALUE")
+    failed = n.run("return await failure(cuda.copy(g.m, bytearray(40)))")
+    assert failed[2]["reason"].startswith("cuMemcpyHtoDAsync"), failed
+
+
+def test_what_an_exporter_says_is_not_believed(node):
+    """A shape that is larger than the memory, and a stream that is none, cost the task and not the context."""
+    n = node()
+    n.run("g.m = await cuda.alloc([1024], 'uint8')")
+    failed = n.run("return await failure(cuda.import_memory(Array(g.m, shape=(1 << 20,))))")
+    assert failed[1] == "cuda.import" and "1024" in failed[2]["given"], failed
+    n.control("fail cuEventRecord 1 CUDA_ERROR_CONTEXT_IS_DESTROYED")
+    failed = n.run("return await failure(cuda.import_memory(Array(g.m, stream=1)))")
+    assert failed[1] == "cuda.import" and "stream" in failed[2]["given"], failed
+    assert n.run("return await failure(cuda.import_memory(Array(g.m, stream=2)))") is None  # not the worker's own stream
+    assert n.host.pool("cuda")["state"] == "ready"
+
+
+def test_a_fault_that_the_end_meets_first_is_survived(node):
+    """The device dies under a kernel of another library, and nobody asks it before close()."""
+    n = node()
+    n.run("g.m = await cuda.alloc([10])")
+    n.control("fail cuMemFreeAsync 1 CUDA_ERROR_ILLEGAL_ADDRESS")
+    assert n.host.stop() in (0, 69)
+    n.host.wait_log("cuda has ended")
+
+
 def test_h11_the_call_that_caused_the_fault_reports_success_and_its_task_does_not(node):
     n = node({"cuda": "inline_wait = 0s"})
     n.run("g.m = await cuda.alloc([10])")

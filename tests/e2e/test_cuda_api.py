@@ -33,6 +33,8 @@ def bulkhead():
 class Run:
     """A task that has ended, or ends when it is told to."""
 
+    _accepted = True
+
     def __init__(self, result=None, error=None, later=False):
         self.value, self.error = result, error
         self.callbacks = []
@@ -130,9 +132,16 @@ def test_numpys_scalars_are_typed_numbers(bulkhead):
     for dtype, made in (("float32", c.f32), ("float64", c.f64), ("int8", c.i8), ("uint16", c.u16), ("int64", c.i64), ("uint64", c.u64)):
         assert c._argument(getattr(numpy, dtype)(7)) == made(7)
     assert c._argument(numpy.bool_(True)) == c.bool_(True) == ("bool", True)
+    assert c._argument(numpy.uint64((1 << 64) - 1)) == ("i64", -1)  # an op's ints end at 2**63 - 1: the same 64 bits
     assert c._argument(numpy.float16(1)).dtype == "float16"  # the op says what it makes of it
     for same in (1, 1.5, True, "x", numpy.zeros(3), c.f32(1)):
         assert c._argument(same) is same
+
+
+def test_all_64_bits_of_a_number_get_through(bulkhead):
+    c = bulkhead.cuda
+    assert c._argument(c.u64((1 << 63) - 1)) == ("u64", (1 << 63) - 1)
+    assert c._argument(c.u64(1 << 63)) == ("i64", -(1 << 63)) and c._argument(c.ptr((1 << 64) - 1)) == ("i64", -1)
 
 
 # ---- what an array of the host's becomes

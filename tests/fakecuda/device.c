@@ -622,6 +622,20 @@ FAKE_EXPORT CUresult CUDAAPI cuCtxGetStreamPriorityRange(int *least, int *greate
 	FAKE_END(CUDA_SUCCESS);
 }
 
+/* Kept for each thread, and without effect: nothing captures here. */
+FAKE_EXPORT CUresult CUDAAPI cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
+{
+	static _Thread_local CUstreamCaptureMode own = CU_STREAM_CAPTURE_MODE_GLOBAL;
+	CUstreamCaptureMode before = own;
+
+	FAKE_BEGIN(cuThreadExchangeStreamCaptureMode, FAKE_INIT);
+	if (!mode || *mode > CU_STREAM_CAPTURE_MODE_RELAXED)
+		FAKE_END(CUDA_ERROR_INVALID_VALUE);
+	own = *mode;
+	*mode = before;
+	FAKE_END(CUDA_SUCCESS);
+}
+
 FAKE_EXPORT CUresult CUDAAPI cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
 	struct fake_context *other = (struct fake_context *)peer;

@@ -58,6 +58,7 @@
 	ROW("cuEventSynchronize", 2000, cuEventSynchronize)                                        \
 	ROW("cuFuncGetAttribute", 2020, cuFuncGetAttribute)                                        \
 	ROW("cuFuncGetParamInfo", 12040, cuFuncGetParamInfo)                                       \
+	ROW("cuThreadExchangeStreamCaptureMode", 10010, cuThreadExchangeStreamCaptureMode)         \
 	ROW("cuFuncSetAttribute", 9000, cuFuncSetAttribute)                                        \
 	ROW("cuGetErrorName", 6000, cuGetErrorName)                                                \
 	ROW("cuGetErrorString", 6000, cuGetErrorString)                                            \

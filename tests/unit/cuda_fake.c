@@ -184,6 +184,12 @@ static CUresult ctx_set(CUcontext context)
 	return CUDA_SUCCESS;
 }
 
+static CUresult stream_query(CUstream stream)
+{
+	(void)stream;
+	return CUDA_SUCCESS;
+}
+
 static CUresult ctx_synchronize(void)
 {
 	CHECK();
@@ -509,6 +515,7 @@ static void fill_driver(struct bh_cuda_driver *driver)
 	driver->cuGetErrorString_ = error_name;
 	driver->cuCtxSetCurrent_ = ctx_set;
 	driver->cuCtxSynchronize_ = ctx_synchronize;
+	driver->cuStreamQuery_ = stream_query;
 	driver->cuCtxGetStreamPriorityRange_ = priority_range;
 	driver->cuMemGetInfo_ = get_info;
 	driver->cuMemHostRegister_ = host_register;
