@@ -62,6 +62,8 @@ PTX = b"""
 .visible .entry empty() { ret; }
 """
 
+# (bare, pool) of each, by figure.
+Rounds = list[tuple[dict[str, float], dict[str, float]]]
 UNITS = {"h2d": "GB/s", "d2h": "GB/s", "launch": "us", "launches_in_64": "1/s", "nothing": "us"}
 
 
@@ -128,9 +130,8 @@ def bare(library: str, *args: str) -> dict[str, float]:
     return figures
 
 
-def rounds_of(host: Host, library: str, args: argparse.Namespace) -> list[tuple[dict[str, float], dict[str, float]]]:
-    """(bare, pool) of each round."""
-    rounds: list[tuple[dict[str, float], dict[str, float]]] = []
+def rounds_of(host: Host, library: str, args: argparse.Namespace) -> Rounds:
+    rounds: Rounds = []
     times = PLUMBING if args.plumbing else TIMES
     over = time.monotonic() + args.seconds
     while len(rounds) < args.rounds and (not rounds or time.monotonic() < over):
@@ -139,6 +140,20 @@ def rounds_of(host: Host, library: str, args: argparse.Namespace) -> list[tuple[
         alone = bare(library, *["--plumbing"] * args.plumbing)
         rounds.append((alone, pool or host.call("measure", **times)))
     return rounds
+
+
+def ratios(rounds: Rounds) -> list[tuple[str, float, str, float]]:
+    """(name, value, op, limit) of each line: the median of what the rounds have, not what their medians have."""
+
+    def ratio(name: str) -> float:
+        return statistics.median(pool[name] / alone[name] for alone, pool in rounds)
+
+    return [
+        ("cuda_h2d_64MiB", ratio("h2d"), ">=", 0.97),
+        ("cuda_d2h_64MiB", ratio("d2h"), ">=", 0.97),
+        ("cuda_launch_added_us", statistics.median(pool["launch"] - alone["launch"] for alone, pool in rounds), "<=", 10),
+        ("cuda_launches_in_64", ratio("launches_in_64"), ">=", 0.95),
+    ]
 
 
 def main() -> int:
@@ -162,7 +177,7 @@ def main() -> int:
     # The plugin takes the one that the loader finds.
     folders = [str(Path(library).resolve().parent)] if "/" in library else []
     folders += filter(None, [os.environ.get("LD_LIBRARY_PATH")])
-    plugins = {"cuda": {"library": BUILD / ".libs/cuda.so", "queue": 4 * BATCH}, "stream": {"library": BUILD / ".libs/stream.so"}}
+    plugins = {name: {"library": BUILD / f".libs/{name}.so", "queue": 4 * BATCH} for name in ("cuda", "stream")}
     with Host(f"{Path(__file__).stem}:Figures", plugins=plugins, path=[Path(__file__).resolve().parent],
               bulkheadd=BUILD / "bulkheadd", env={"LD_LIBRARY_PATH": ":".join(folders)} if folders else {},
               timeout=120) as host:  # fmt: skip
@@ -174,25 +189,17 @@ def main() -> int:
             sys.exit(f"figures: --plumbing wants the test double, but the plugin has opened {opened}")
         rounds = rounds_of(host, str(opened), args)
 
-    def median(of: Callable[[dict[str, float], dict[str, float]], float]) -> float:
-        return statistics.median(of(alone, pool) for alone, pool in rounds)
-
     if args.plumbing:
         print("on the test double, no GPU: these say nothing")
     print(f"# {len(rounds)} round{'s' * (len(rounds) > 1)}, {opened}")
     for name, unit in UNITS.items():
         digits = 0 if unit == "1/s" else 2
-        alone = f", bare {median(lambda b, _: b[name]):.{digits}f} {unit}" if name != "nothing" else ""
-        print(f"figure {name} {median(lambda _, p: p[name]):.{digits}f} {unit}{alone}")
+        alone = f", bare {statistics.median(b[name] for b, _ in rounds):.{digits}f} {unit}" if name != "nothing" else ""
+        print(f"figure {name} {statistics.median(p[name] for _, p in rounds):.{digits}f} {unit}{alone}")
     if args.plumbing:
         return 0
     short = False
-    for name, value, op, limit in (
-        ("cuda_h2d_64MiB", median(lambda b, p: p["h2d"] / b["h2d"]), ">=", 0.97),
-        ("cuda_d2h_64MiB", median(lambda b, p: p["d2h"] / b["d2h"]), ">=", 0.97),
-        ("cuda_launch_added_us", median(lambda b, p: p["launch"] - b["launch"]), "<=", 10),
-        ("cuda_launches_in_64", median(lambda b, p: p["launches_in_64"] / b["launches_in_64"]), ">=", 0.95),
-    ):
+    for name, value, op, limit in ratios(rounds):
         holds = value >= limit if op == ">=" else value <= limit
         short = short or not holds
         print(f"ratio {name} {value:.3f} {op} {limit} {'ok' if holds else 'short'}")

@@ -6,6 +6,7 @@ What it prints here says nothing, and it must not say that it does.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -55,3 +56,56 @@ def test_the_double_is_refused_as_a_gpu(env):
 def test_without_a_driver_it_measures_nothing_and_says_why():
     done = figures("--rounds", "1", BH_TEST_DEVICE_LIBCUDA="/nowhere/libcuda.so.1")
     assert done.returncode == 77 and done.stdout.startswith("skipped: ") and "/nowhere/libcuda.so.1" in done.stdout, done.stderr
+
+
+def test_each_ratio_is_the_median_of_the_rounds_ratios():
+    spec = importlib.util.spec_from_file_location("figures", PROGRAM)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    bare = {"h2d": 50.0, "d2h": 40.0, "launch": 6.0, "launches_in_64": 400000.0}
+    half = {name: value / 2 for name, value in bare.items()}  # a round in which the machine was slow for both
+    pool = {"h2d": 49.0, "d2h": 30.0, "launch": 18.0, "launches_in_64": 100000.0}
+    rounds = [(bare, pool), (half, {name: value / 2 for name, value in pool.items()}), (bare, bare)]
+    assert program.ratios(rounds) == [
+        ("cuda_h2d_64MiB", 0.98, ">=", 0.97),
+        ("cuda_d2h_64MiB", 0.75, ">=", 0.97),
+        ("cuda_launch_added_us", 6.0, "<=", 10),
+        ("cuda_launches_in_64", 0.25, ">=", 0.95),
+    ]
+
+
+# ---- tests/device/run, which calls it
+
+RATIOS = "ratio cuda_h2d_64MiB 0.990 >= 0.97 ok\nratio cuda_launch_added_us 12.000 <= 10 short\n"
+
+
+def device_run(folder: Path, printed: str, status: int) -> subprocess.CompletedProcess:
+    """It, over a build tree in which one suite passes and the figures are what is said here; nothing runs on any device."""
+    programs = {
+        "tests/unit/test_fakecuda": 'test "$1" = --case=probe && echo made up || printf "1..1\\nok 1 - made up\\n"',
+        "tests/device/bare": "exit 1",
+        ".libs/cuda.so": "exit 1",
+        "python": f'test -f "$1" || exit 9; shift; echo "given $*"; printf "{printed}"; exit {status}',
+    }
+    for name, text in programs.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    (folder / "Makefile").write_text(f"PYTHON = {folder}/python\n")
+    return subprocess.run([str(PROGRAM.with_name("run")), str(folder)], capture_output=True, text=True, timeout=60 * SLOW)
+
+
+def test_the_device_script_says_which_figures_are_short_and_passes(tmp_path):
+    done = device_run(tmp_path, RATIOS.replace("\n", "\\n"), 3)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^given --seconds \d+$", done.stdout, re.MULTILINE)
+    assert RATIOS in done.stdout and "# figures: 1 of 4 are short\n" in done.stdout
+    assert re.search(r"^1 passed, 0 failed, 0 skipped, 1 suites, ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("status", [1, 77, 124])
+def test_the_device_script_fails_where_there_is_a_gpu_and_figures_cannot_be_taken(tmp_path, status):
+    done = device_run(tmp_path, "", status)
+    assert done.returncode != 0 and f"# figures: exit status {status}" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"^1 passed, 1 failed, 0 skipped, 1 suites, ", done.stdout, re.MULTILINE)
