@@ -468,7 +468,7 @@ def test_after_a_fault_each_op_says_what_it_was(app):
     assert first[1] == "cuda.fault" and first[2]["status"] == "CUDA_ERROR_ILLEGAL_ADDRESS"
     assert later[0] == "PluginError" and "fault" in str(later), later
     assert closing == [True, True]
-    assert h.get("/readyz").status != 200
+    until(lambda: h.get("/readyz").status != 200, what="the pool's failure in /readyz")
     assert h.stop() == 0
 
 

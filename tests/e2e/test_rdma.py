@@ -949,10 +949,13 @@ def test_h14_stop_with_a_thousand_in_flight(node):
 
 @pytest.fixture
 def odd(host):
-    """odd(what, options="") -> Node: the plugin over a transport that does `what`, to itself (tests/plugins/t_rdma.c)."""
+    """odd(what, options="") -> Node: the plugin over a transport that does `what`, to itself (tests/plugins/t_rdma.c).
+
+    One worker: the first transfer that is submitted is the first that is posted, which alone comes back.
+    """
 
     def start(what: str, options: str = "", **more) -> Node:
-        plugin = f"[plugin rdma]\nlibrary = t_rdma\ntransport = software\ndevice = {what}\n{options}\n"
+        plugin = f"[plugin rdma]\nlibrary = t_rdma\nworkers = 1\ntransport = software\ndevice = {what}\n{options}\n"
         return Node(host(f"{plugin}[app app]\nobject = node:Node\n", files={"node.py": NODE}, **more))
 
     return start
