@@ -37,32 +37,6 @@ static bool is_sound(const struct bh_buffer_info *info, uint64_t length)
 	       info->dtype_code <= DL_CODE_MAX && (info->data || length == 0);
 }
 
-static void describe(struct bh_buffer *buffer, const struct bh_buffer_info *from, uint64_t length)
-{
-	int64_t step = from->dtype_bits / 8;
-
-	buffer->refs = 1;
-	buffer->free = device_free;
-	buffer->element = from->dtype_code;
-	buffer->info = (struct bh_buffer_info){ .size = sizeof(buffer->info),
-						.kind = BH_BUFFER_CUDA,
-						.flags = from->flags & BH_BUFFER_WRITABLE,
-						.n_dims = from->n_dims,
-						.data = from->data,
-						.length = length,
-						.dtype_code = from->dtype_code,
-						.dtype_bits = from->dtype_bits,
-						.device = from->device };
-	if (from->dtype_code > BH_DTYPE_OPAQUE)
-		buffer->info.dtype_code = BH_DTYPE_OPAQUE;
-	for (uint32_t i = from->n_dims; i-- > 0;) {
-		buffer->info.shape[i] = from->shape[i];
-		buffer->info.strides[i] = step;
-		if (length > 0) /* else the product may be any */
-			step *= from->shape[i];
-	}
-}
-
 bh_status bh_device_memory_new(const struct bh_buffer_info *info, struct bh_slot_owner *owner,
 			       void *value, bh_slot_fn release, struct bh_buffer **ret_buffer)
 {
@@ -77,7 +51,11 @@ bh_status bh_device_memory_new(const struct bh_buffer_info *info, struct bh_slot
 	buffer = calloc(1, sizeof(*buffer));
 	if (!buffer)
 		return -ENOMEM;
-	describe(buffer, info, length);
+	bh_memory_describe(buffer, info, BH_BUFFER_CUDA, info->data, length);
+	buffer->free = device_free;
+	buffer->info.device = info->device;
+	if (info->dtype_code > BH_DTYPE_OPAQUE)
+		buffer->info.dtype_code = BH_DTYPE_OPAQUE;
 	st = bh_slot_set(owner, buffer, value, release);
 	if (st < 0) {
 		bh_buffer_unref(buffer);

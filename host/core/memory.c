@@ -7,11 +7,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-static void memory_free(struct bh_buffer *buffer)
-{
-	free(buffer); /* the record is the block's beginning */
-}
-
 bh_status bh_memory_length(const struct bh_buffer_info *info, uint64_t *ret_length)
 {
 	uint64_t length = info->dtype_bits / 8;
@@ -33,16 +28,15 @@ bh_status bh_memory_length(const struct bh_buffer_info *info, uint64_t *ret_leng
 }
 
 /* What crosses is what is described; nothing else of the caller's struct is kept. */
-static void describe(struct bh_buffer *buffer, const struct bh_buffer_info *from, void *data,
-		     uint64_t length)
+void bh_memory_describe(struct bh_buffer *buffer, const struct bh_buffer_info *from,
+			enum bh_buffer_kind kind, void *data, uint64_t length)
 {
 	int64_t step = from->dtype_bits / 8;
 
 	buffer->refs = 1;
-	buffer->free = memory_free;
 	buffer->element = from->dtype_code;
 	buffer->info = (struct bh_buffer_info){ .size = sizeof(buffer->info),
-						.kind = BH_BUFFER_HOST,
+						.kind = kind,
 						.flags = from->flags & BH_BUFFER_WRITABLE,
 						.n_dims = from->n_dims,
 						.data = data,
@@ -55,6 +49,11 @@ static void describe(struct bh_buffer *buffer, const struct bh_buffer_info *from
 		if (length > 0) /* else the product may be any */
 			step *= from->shape[i];
 	}
+}
+
+static void memory_free(struct bh_buffer *buffer)
+{
+	free(buffer); /* the record is the block's beginning */
 }
 
 bh_status bh_memory_new(const struct bh_buffer_info *info, uint64_t alignment,
@@ -79,7 +78,8 @@ bh_status bh_memory_new(const struct bh_buffer_info *info, uint64_t alignment,
 	if (!buffer)
 		return -ENOMEM;
 	data = ((uintptr_t)(buffer + 1) + alignment - 1) & ~(uintptr_t)(alignment - 1);
-	describe(buffer, info, (void *)data, length);
+	bh_memory_describe(buffer, info, BH_BUFFER_HOST, (void *)data, length);
+	buffer->free = memory_free;
 	*ret_buffer = buffer;
 	return 0;
 }

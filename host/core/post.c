@@ -26,7 +26,7 @@ void bh_postbox_fini(struct bh_postbox *box)
 	box->fd = -1;
 }
 
-static void wake(int fd)
+void bh_wake_fd(int fd)
 {
 	const uint64_t one = 1;
 	ssize_t n;
@@ -47,7 +47,7 @@ void bh_postbox_post(struct bh_postbox *box, struct bh_message *message)
 	while (!atomic_compare_exchange_weak_explicit(&box->head, &head, message,
 						      memory_order_release, memory_order_relaxed));
 	if (!head) /* else whoever pushed onto the empty stack wakes the receiver */
-		wake(fd);
+		bh_wake_fd(fd);
 }
 
 static struct bh_message *take_pushed(struct bh_postbox *box)
@@ -96,7 +96,7 @@ struct bh_message *bh_postbox_take_some(struct bh_postbox *box, uint32_t n)
 	box->kept = *end;
 	*end = NULL;
 	if (box->kept)
-		wake(box->fd);
+		bh_wake_fd(box->fd);
 	return oldest;
 }
 

@@ -27,6 +27,9 @@ struct bh_postbox {
 	struct bh_message *kept; /* T: the receiver's: taken, and more than it asked for */
 };
 
+/* Makes an eventfd readable. Never blocks: its owner has made it so. Any thread. */
+void bh_wake_fd(int fd);
+
 bh_status bh_postbox_init(struct bh_postbox *box, struct bh_error *err) BH_MUST_CHECK;
 void bh_postbox_fini(struct bh_postbox *box);
 void bh_postbox_post(struct bh_postbox *box, struct bh_message *message);

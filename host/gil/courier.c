@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "host/core/log.h"
+#include "host/core/post.h"
 #include "host/core/sync.h"
 #include "host/gil/internal.h"
 
@@ -155,17 +156,6 @@ static bh_status run_inline(const struct job *job, struct bh_error *err)
 	return 0;
 }
 
-static void wake(void)
-{
-	const uint64_t one = 1;
-	ssize_t n;
-
-	do
-		n = write(courier.fd, &one, sizeof(one));
-	while (n < 0 && errno == EINTR);
-	/* EAGAIN: the counter is full, so the fd is readable all the same. */
-}
-
 static bh_status enqueue_locked(const struct job *job, bool *ret_wake) BH_NEEDS(courier.lock)
 {
 	if (!courier.taking)
@@ -187,7 +177,7 @@ static bh_status enqueue(const struct job *job, struct bh_error *err)
 	st = enqueue_locked(job, &must_wake);
 	bh_mutex_unlock(&courier.lock);
 	if (must_wake)
-		wake();
+		bh_wake_fd(courier.fd);
 	if (st == 0)
 		return 0;
 	count(&courier.refused);
@@ -397,14 +387,14 @@ void bh_courier_take_over(struct bh_postbox *releases)
 {
 	atomic_store_explicit(&courier.releases, releases, memory_order_release);
 	if (courier.fd >= 0)
-		wake(); /* it polls what it knew before */
+		bh_wake_fd(courier.fd); /* it polls what it knew before */
 }
 
 void bh_courier_close(void)
 {
 	set_taking(false);
 	if (courier.fd >= 0)
-		wake();
+		bh_wake_fd(courier.fd);
 }
 
 bh_status bh_courier_join(struct bh_deadline until, struct bh_error *err)

@@ -29,13 +29,11 @@ struct bh_python_services {
 	bh_status (*call_object)(struct bh_task *task, bh_gil_site site, struct bh_object *callable,
 				 const struct bh_value *args, uint32_t n_args,
 				 struct bh_value *ret_value);
-	/* As services->object_buffer; `site` is a host-wide number here, the rest has been checked. */
+	/* As services->object_cuda_buffer, or with `use` NULL as object_buffer; `site` is a host-wide number
+	 * here, the rest has been checked. */
 	bh_status (*object_buffer)(struct bh_task *task, bh_gil_site site, struct bh_object *object,
-				   uint32_t flags, struct bh_buffer **ret_buffer);
-	/* As services->object_cuda_buffer, in the same way. */
-	bh_status (*object_cuda_buffer)(struct bh_task *task, bh_gil_site site,
-					struct bh_object *object, uint32_t flags,
-					struct bh_cuda_use *use, struct bh_buffer **ret_buffer);
+				   uint32_t flags, struct bh_cuda_use *use,
+				   struct bh_buffer **ret_buffer);
 	/* A value as an object, for a parameter that takes any. The value passes over; the Python
 	 * object is made by who first needs it. Thread: any. GIL: not needed. NULL without memory,
 	 * and the value is the caller's still. */

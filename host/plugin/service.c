@@ -705,49 +705,51 @@ static bh_status service_call_object(struct bh_task *task, uint32_t site,
 				   ret_value);
 }
 
+/* What is left to check of either, and the call; `use` NULL: of the host's memory. */
+static bh_status ask_object(struct bh_service_run *run, struct bh_task *task, uint32_t site,
+			    struct bh_object *object, uint32_t flags, struct bh_cuda_use *use,
+			    struct bh_buffer **ret_buffer, const char *service, const char *reason)
+{
+	const struct bh_python_services *python = bh_service_python();
+
+	if (!reason && (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED)))
+		reason = "flags are BH_BUFFER_WRITABLE and BH_BUFFER_STRIDED";
+	if (reason) {
+		complain_task(run, service, reason);
+		return -EINVAL;
+	}
+	if (!python) /* a host without an interpreter: the object cannot have come from us */
+		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
+	return python->object_buffer(task, run->context->sites[site], object, flags, use,
+				     ret_buffer);
+}
+
 static bh_status service_object_buffer(struct bh_task *task, uint32_t site,
 				       struct bh_object *object, uint32_t flags,
 				       struct bh_buffer **ret_buffer)
 {
-	const struct bh_python_services *python = bh_service_python();
 	struct bh_service_run *run = find_run(task);
 	const char *reason = refuse_entry(run, site);
 
 	if (!reason && (!object || !ret_buffer))
 		reason = "no object, or nowhere to put the buffer";
-	if (!reason && (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED)))
-		reason = "flags are BH_BUFFER_WRITABLE and BH_BUFFER_STRIDED";
-	if (reason) {
-		complain_task(run, "object_buffer", reason);
-		return -EINVAL;
-	}
-	if (!python) /* a host without an interpreter: the object cannot have come from us */
-		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
-	return python->object_buffer(task, run->context->sites[site], object, flags, ret_buffer);
+	return ask_object(run, task, site, object, flags, NULL, ret_buffer, "object_buffer",
+			  reason);
 }
 
 static bh_status service_object_cuda_buffer(struct bh_task *task, uint32_t site,
 					    struct bh_object *object, uint32_t flags,
 					    struct bh_cuda_use *use, struct bh_buffer **ret_buffer)
 {
-	const struct bh_python_services *python = bh_service_python();
 	struct bh_service_run *run = find_run(task);
 	const char *reason = refuse_entry(run, site);
 
 	if (!reason && (!object || !use || !ret_buffer))
 		reason = "no object, no use, or nowhere to put the buffer";
-	if (!reason && (flags & ~(BH_BUFFER_WRITABLE | BH_BUFFER_STRIDED)))
-		reason = "flags are BH_BUFFER_WRITABLE and BH_BUFFER_STRIDED";
 	if (!reason && (use->size < sizeof(*use) || use->device < -1 || use->stream == 0))
 		reason = "a use has its size, a device or -1, and a stream that is not 0";
-	if (reason) {
-		complain_task(run, "object_cuda_buffer", reason);
-		return -EINVAL;
-	}
-	if (!python) /* a host without an interpreter: the object cannot have come from us */
-		return bh_raise(bh_task_error(task), -ESHUTDOWN, "python.absent");
-	return python->object_cuda_buffer(task, run->context->sites[site], object, flags, use,
-					  ret_buffer);
+	return ask_object(run, task, site, object, flags, use, ret_buffer, "object_cuda_buffer",
+			  reason);
 }
 
 static void service_report_failed(struct bh_context *ctx, bh_status status, const char *id,

@@ -112,36 +112,6 @@ static void note_asked(PyObject *object, const char *accepted)
 	bh_pyerror_restore(exception);
 }
 
-static bh_status buffer_held(struct bh_task *task, struct bh_object *object, uint32_t flags,
-			     struct bh_buffer **ret_buffer)
-{
-	PyObject *python = bh_pyobject_get(object);
-	struct bh_buffer *buffer = NULL;
-
-	if (python) {
-		buffer = bh_convert_buffer(python, marks_of(flags));
-		if (!buffer)
-			note_asked(python, bh_convert_accepts(BH_TYPE_BUFFER, marks_of(flags)));
-	}
-	if (!buffer)
-		return keep_exception(task);
-	*ret_buffer = buffer;
-	return 0;
-}
-
-static bh_status object_buffer(struct bh_task *task, bh_gil_site site, struct bh_object *object,
-			       uint32_t flags, struct bh_buffer **ret_buffer)
-{
-	struct bh_gil_scope scope;
-	bh_status st = bh_gil_enter(site, BH_HERE, &scope, bh_task_error(task));
-
-	if (st < 0)
-		return st;
-	st = buffer_held(task, object, flags, ret_buffer);
-	bh_gil_leave(&scope);
-	return st;
-}
-
 static const char *accepts_cuda(uint32_t flags)
 {
 	if (flags & BH_BUFFER_WRITABLE)
@@ -150,26 +120,36 @@ static const char *accepts_cuda(uint32_t flags)
 	return "memory that a CUDA device reaches, by DLPack or __cuda_array_interface__";
 }
 
-static bh_status object_cuda_buffer(struct bh_task *task, bh_gil_site site,
-				    struct bh_object *object, uint32_t flags,
-				    struct bh_cuda_use *use, struct bh_buffer **ret_buffer)
+static bh_status buffer_held(struct bh_task *task, struct bh_object *object, uint32_t flags,
+			     struct bh_cuda_use *use, struct bh_buffer **ret_buffer)
+{
+	PyObject *python = bh_pyobject_get(object);
+	struct bh_buffer *buffer = NULL;
+
+	if (python) {
+		buffer = use ? bh_pycuda_new(python, flags, use)
+			     : bh_convert_buffer(python, marks_of(flags));
+		if (!buffer)
+			note_asked(python,
+				   use ? accepts_cuda(flags)
+				       : bh_convert_accepts(BH_TYPE_BUFFER, marks_of(flags)));
+	}
+	if (!buffer)
+		return keep_exception(task);
+	*ret_buffer = buffer;
+	return 0;
+}
+
+static bh_status object_buffer(struct bh_task *task, bh_gil_site site, struct bh_object *object,
+			       uint32_t flags, struct bh_cuda_use *use,
+			       struct bh_buffer **ret_buffer)
 {
 	struct bh_gil_scope scope;
 	bh_status st = bh_gil_enter(site, BH_HERE, &scope, bh_task_error(task));
-	struct bh_buffer *buffer = NULL;
-	PyObject *python;
 
 	if (st < 0)
 		return st;
-	python = bh_pyobject_get(object);
-	if (python)
-		buffer = bh_pycuda_new(python, flags, use);
-	if (python && !buffer)
-		note_asked(python, accepts_cuda(flags));
-	if (buffer)
-		*ret_buffer = buffer;
-	else
-		st = keep_exception(task);
+	st = buffer_held(task, object, flags, use, ret_buffer);
 	bh_gil_leave(&scope);
 	return st;
 }
@@ -195,8 +175,6 @@ const struct bh_python_services *bh_call_services(void)
 {
 	static const struct bh_python_services services = { .call_object = call_object,
 							    .object_buffer = object_buffer,
-							    .object_cuda_buffer =
-								    object_cuda_buffer,
 							    .wrap = bh_pyobject_wrap,
 							    .unwrap = unwrap };
 

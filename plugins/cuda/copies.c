@@ -144,6 +144,20 @@ static bh_status parse_shape(const struct bh_cuda_call *call, const struct bh_it
 	return 0;
 }
 
+/* The arguments shape and dtype: new memory that is to be written. */
+static bh_status parse_array(const struct bh_cuda_call *call, const struct bh_value *args,
+			     enum bh_buffer_kind kind, struct bh_buffer_info *ret_info,
+			     uint64_t *ret_bytes)
+{
+	bh_status st;
+
+	*ret_info = (struct bh_buffer_info){ .size = sizeof(*ret_info),
+					     .kind = kind,
+					     .flags = BH_BUFFER_WRITABLE };
+	st = parse_dtype(call, args[1].as.text.data, ret_info);
+	return st < 0 ? st : parse_shape(call, &args[0].as.list, ret_info, ret_bytes);
+}
+
 /* ---- alloc and free ------------------------------------------------------------------------------------------ */
 
 struct giving {
@@ -214,17 +228,11 @@ static bh_status run_alloc(void *state, struct bh_task *task, const struct bh_va
 	BH_CUDA_CALL call;
 	bh_status st;
 
-	memset(&info, 0, sizeof(info));
 	st = bh_cuda_call_begin(&call, state, task, "alloc");
 	if (st == 0)
-		st = parse_dtype(&call, args[1].as.text.data, &info);
-	if (st == 0)
-		st = parse_shape(&call, &args[0].as.list, &info, &bytes);
+		st = parse_array(&call, args, BH_BUFFER_CUDA, &info, &bytes);
 	if (st < 0)
 		return st;
-	info.size = sizeof(info);
-	info.kind = BH_BUFFER_CUDA;
-	info.flags = BH_BUFFER_WRITABLE;
 	info.device = call.cuda->device.ordinal;
 	return alloc_device(&call, &info, bytes, args[2].as.boolean);
 }
@@ -254,17 +262,11 @@ static bh_status run_alloc_host(void *state, struct bh_task *task, const struct 
 	BH_CUDA_CALL call;
 	bh_status st;
 
-	memset(&info, 0, sizeof(info));
 	st = bh_cuda_call_begin(&call, state, task, "alloc_host");
 	if (st == 0)
-		st = parse_dtype(&call, args[1].as.text.data, &info);
-	if (st == 0)
-		st = parse_shape(&call, &args[0].as.list, &info, &bytes);
+		st = parse_array(&call, args, BH_BUFFER_HOST, &info, &bytes);
 	if (st < 0)
 		return st;
-	info.size = sizeof(info);
-	info.kind = BH_BUFFER_HOST;
-	info.flags = BH_BUFFER_WRITABLE;
 	/* Pages of its own: the driver pins none twice. */
 	st = call.cuda->services->buffer_alloc(call.cuda->ctx, &info,
 					       (uint64_t)sysconf(_SC_PAGESIZE), &value.as.buffer);

@@ -128,13 +128,13 @@ struct bh_cuda_operand {
 	const char *name; /* the parameter's */
 	struct bh_buffer_info info;
 	struct bh_buffer *buffer;
-	bool on_device; /* this section's device, or one that it reaches */
+	bool on_device; /* of any device */
 	CUdeviceptr address;
 };
-/* Any memory. -EINVAL (told): of a device that this one does not reach. */
+/* Any memory, the host's or any device's. -EINVAL (told): the host does not know it. */
 bh_status bh_cuda_operand(const struct bh_cuda_call *call, const char *name,
 			  const struct bh_value *arg, struct bh_cuda_operand *ret_operand);
-/* As above, and it must be memory of this section's device. */
+/* As above; -EINVAL (told) unless it is memory of this section's device. */
 bh_status bh_cuda_device_operand(const struct bh_cuda_call *call, const char *name,
 				 const struct bh_value *arg, struct bh_cuda_operand *ret_operand);
 /* A parameter `stream:handle=none`: none is the section's own. -ENOENT (told): no such stream, or it has been

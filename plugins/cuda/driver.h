@@ -36,7 +36,6 @@
 	NEED(cuDeviceGetName, 2000)                                                                \
 	NEED(cuDeviceGetUuid, 11040)                                                               \
 	NEED(cuDeviceGetPCIBusId, 4010)                                                            \
-	NEED(cuDeviceGetByPCIBusId, 4010)                                                          \
 	NEED(cuDeviceGetAttribute, 2000)                                                           \
 	NEED(cuDeviceTotalMem, 3020)                                                               \
 	NEED(cuDevicePrimaryCtxRetain, 7000)                                                       \
@@ -70,8 +69,6 @@
 	NEED(cuFuncSetAttribute, 9000)                                                             \
 	NEED(cuLaunchKernel, 4000)                                                                 \
 	NEED(cuPointerGetAttributes, 7000)                                                         \
-	NEED(cuDeviceCanAccessPeer, 4000)                                                          \
-	NEED(cuCtxEnablePeerAccess, 4000)                                                          \
 	MAY(cuMemPoolCreate, 11020)                                                                \
 	MAY(cuMemPoolDestroy, 11020)                                                               \
 	MAY(cuMemPoolSetAttribute, 11020)                                                          \

@@ -11,7 +11,10 @@
 #include "plugins/cuda/driver.h"
 
 #define LIBCUDA_MORE(GET)                                                                          \
+	GET(cuDeviceGetByPCIBusId, 4010)                                                           \
+	GET(cuDeviceCanAccessPeer, 4000)                                                           \
 	GET(cuCtxGetDevice, 2000)                                                                  \
+	GET(cuCtxEnablePeerAccess, 4000)                                                           \
 	GET(cuCtxPushCurrent, 4000)                                                                \
 	GET(cuCtxPopCurrent, 4000)                                                                 \
 	GET(cuStreamSynchronize, 2000)                                                             \
